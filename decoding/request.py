@@ -1,0 +1,88 @@
+"""What a request asks for and what a step gives back. No tensors here: plain values that travel anywhere."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class FinishReason(StrEnum):
+    """Why a text ended."""
+
+    END_ID = "end_id"
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How one request's text is chosen. `temperature` 0 is greedy.
+
+    `end_ids` is emitted as the text's last token; a stop sequence ends the text *before* itself and is not emitted.
+    """
+
+    max_tokens: int
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    end_ids: tuple[int, ...] = ()
+    stop_sequences: tuple[tuple[int, ...], ...] = ()
+    bad_sequences: tuple[tuple[int, ...], ...] = ()
+    min_tokens: int = 0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    embedding_bias: tuple[tuple[int, float], ...] = ()
+    returns_log_probs: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One text to generate. `request_id` is unique among the live ones."""
+
+    request_id: int
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestStats:
+    """A request's counts so far. Times are `time.time_ns()`; None until they happen."""
+
+    num_prompt_tokens: int
+    num_emitted_tokens: int = 0
+    num_target_steps: int = 0
+    """Target passes after the prompt's; the prompt's own pass emits the first token."""
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+    num_allocated_pages: int = 0
+    num_reused_pages: int = 0
+    arrival_time_ns: int = 0
+    first_scheduled_time_ns: int | None = None
+    first_token_time_ns: int | None = None
+    last_token_time_ns: int | None = None
+
+    @property
+    def tau(self) -> float | None:
+        """Tokens a step yielded, bonus included; the prompt pass's token is not counted. None before a step."""
+        if self.num_target_steps == 0:
+            return None
+        return (self.num_emitted_tokens - 1) / self.num_target_steps
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted draft tokens over proposed ones (0.0 when none was proposed)."""
+        return self.num_accepted_draft_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOutput:
+    """What one step gave one request: the tokens to emit now, and the reason when it is the last of them."""
+
+    request_id: int
+    token_ids: tuple[int, ...] = ()
+    log_probs: tuple[float, ...] = field(default=())
+    finish_reason: FinishReason | None = None
+    stats: RequestStats
+    error: str | None = None
+    """Set when this request alone failed (its finish_reason is then CANCELLED)."""
