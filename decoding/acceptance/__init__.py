@@ -1,0 +1,1 @@
+"""How a step decides which drafted tokens stay. One module a rule; `docs/methods.md` compares them."""
