@@ -8,9 +8,10 @@ Source: EAGLE-2 (arXiv 2406.16858).
 from dataclasses import dataclass
 
 import torch
-from furcate.decoding.tree import Tree, tree_from_parents
 from jaxtyping import Float, Int64
 from torch import Tensor
+
+from furcate.decoding.tree import Tree, tree_from_parents
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,10 +13,11 @@ from functools import cached_property, lru_cache
 from importlib.resources import files
 
 import torch
-from furcate.builder.errors import ConfigError
-from furcate.decoding.tree import Tree, tree_from_parents
 from jaxtyping import Int64
 from torch import Tensor
+
+from furcate.builder.errors import ConfigError
+from furcate.decoding.tree import Tree, tree_from_parents
 
 Path = tuple[int, ...]
 

@@ -14,13 +14,17 @@ head eagle3
     fc.weight [H, 3 Ht] (.bias)   layers.0.hidden_norm.weight [H]   layers.0.qkv.weight [(Hq + 2 Hkv) D, 2 H]
     layers.0.{input_norm,o,post_norm,gate_up,down}   norm.weight   lm_head.weight [Vd, H]   (embed_tokens.weight [V, H])
     fc_norm.weight [3 Ht]  (has_fc_norm: speculators' norm_before_fc)
+    tap_norms.{k}.weight [Ht]  (has_tap_norms: fc_norm of speculators and SpecForge, one norm for each tap)
+    layers.0.{q_norm,k_norm}.weight [D]  (decoder.has_qk_norm)
 head eagle
     fc.weight [H, 2 H] (.bias)   layers.0.{qkv,o,post_norm,gate_up,down}     (embed_tokens.weight)
 head medusa
     heads.{i}.blocks.{j}.weight [H, H], .bias [H]      heads.{i}.lm_head.weight [Vd, H] (absent: the target's)
 head hydra
-    heads.{i}.blocks.0.weight [H, H (i + 2)], heads.{i}.blocks.{j}.weight [H, H], .bias; heads.{i}.lm_head.weight;
-    prefix layer: layers.0.{input_norm,qkv,o,post_norm,gate_up,down} (prefix-mlp)
+    heads.{i}.blocks.0.weight [H, H (i + 2)], heads.{i}.blocks.{j}.weight [H, H], .bias; heads.{i}.lm_head.weight [V, H], .bias
+    heads.{i}.residual.weight [H, H (i + 2)], .bias: the residual of block 0, residual(x) + silu(blocks.0(x))
+    (not is_grounded: heads read the hidden state alone; blocks.0 is [H, H], there is no residual projection)
+    prefix layer: layers.0.{input_norm,qkv,o,post_norm,gate_up,down}, then norm.weight [H] (prefix-mlp)
 any head with its own draft vocabulary
     draft_token_ids int64 [Vd]: target id of each draft id, ascending
 """
@@ -120,13 +124,16 @@ class HeadSpec:
     draft_vocab_size: int
     feature_layers: tuple[int, ...]
     decoder: DecoderSpec | None = None
-    """The head's own decoder layer (eagle, eagle3, hydra prefix); rope and positions come from the target."""
+    """The head's own decoder layer (eagle, eagle3, hydra prefix). Its rope is what the head was trained with, its positions are
+    the target's."""
     num_heads: int = 0
     """Medusa, Hydra: number of heads."""
     num_blocks: int = 0
     """Medusa, Hydra: residual blocks per head."""
     has_fc_bias: bool = False
     has_fc_norm: bool = False
+    has_tap_norms: bool = False
+    """EAGLE-3, fc_norm of speculators and SpecForge: every tap is normed on its own before `fc`."""
     has_norm_before_residual: bool = False
     """EAGLE-3, speculators: the residual is the normed hidden instead of the un-normed one."""
     feeds_back_normed: bool = False
@@ -135,3 +142,5 @@ class HeadSpec:
     owns_lm_head: bool = False
     has_prefix_layer: bool = False
     """Hydra: a prefix-mlp decoder layer refines the hidden state first."""
+    is_grounded: bool = False
+    """Hydra: head i also reads the embeddings of the i + 1 tokens before the one it predicts."""

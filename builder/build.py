@@ -1,0 +1,150 @@
+"""Builds an engine directory from a target and a head."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from furcate.builder.checkpoints.heads import HeadCheckpoint, read_head
+from furcate.builder.checkpoints.target import TargetCheckpoint, read_target
+from furcate.builder.checkpoints.tokenizer import save_tokenizer
+from furcate.builder.config import BuildConfig, DataType, Executor
+from furcate.builder.engine import MANIFEST_FILE, WEIGHTS_FILE, Manifest, file_hash, installed_versions
+from furcate.builder.errors import ConfigError
+from furcate.builder.staging import check_output, staged
+from furcate.builder.tree_config import TreeConfig, parse_tree
+from furcate.builder.trtllm_config import trtllm_config
+
+DTYPES = {DataType.FLOAT32: torch.float32, DataType.BFLOAT16: torch.bfloat16, DataType.FLOAT16: torch.float16}
+PAGE_SIZES = (16, 32, 64, 128)
+DEFAULT_DRAFT_VOCABULARY = 16384
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """What a build made, for its closing summary."""
+
+    path: Path
+    manifest: Manifest
+    num_bytes: int
+    warnings: tuple[str, ...]
+
+
+class Progress:
+    """What a build tells while it works. This one is silent; the command line draws bars."""
+
+    def stage(self, name: str, total: int | None = None) -> None:
+        """A new stage begins, of `total` units where that is known."""
+
+    def advance(self, amount: int = 1) -> None:
+        """`amount` units of the stage are done."""
+
+
+def build_engine(config: BuildConfig, progress: Progress | None = None) -> BuildResult:
+    """Builds the engine of `config.output`. All checks come before anything is written; the output appears whole or not at all.
+
+    Raises ConfigError, CheckpointError or BuildError.
+    """
+    progress = progress or Progress()
+    _check_config(config)
+    check_output(config.output, may_replace=config.overwrite)
+    target = read_target(config.target, allows_pickle=config.allow_pickle, progress=progress.stage)
+    head = None
+    if config.head is not None:
+        progress.stage("reading head")
+        head = read_head(config.head, target=target.spec, allows_pickle=config.allow_pickle)
+    tree = parse_tree(config.tree, head.spec.kind if head else None, head.spec.num_heads if head else 0)
+    with staged(config.output) as directory:
+        weights, head_spec = _engine_weights(config, target, head, progress)
+        progress.stage("writing weights")
+        save_file(weights, directory / WEIGHTS_FILE)
+        has_chat_template = save_tokenizer(target, directory / "tokenizer")
+        manifest = _manifest(config, target, head, tree, has_chat_template)
+        manifest = replace(manifest, head=head_spec)
+        (directory / "config.json").write_text(json.dumps(trtllm_config(manifest), indent=2))
+        files = sorted(path for path in directory.rglob("*") if path.is_file())
+        progress.stage("hashing", sum(path.stat().st_size for path in files))
+        hashes = {str(path.relative_to(directory)): file_hash(path, progress.advance) for path in files}
+        manifest = replace(manifest, files=hashes)
+        (directory / MANIFEST_FILE).write_text(manifest.to_json())
+    num_bytes = sum(path.stat().st_size for path in config.output.rglob("*") if path.is_file())
+    return BuildResult(config.output, manifest, num_bytes, head.warnings if head else ())
+
+
+def _check_config(config: BuildConfig) -> None:
+    for name in ("max_batch_size", "max_context_tokens", "prefill_chunk_tokens"):
+        value = getattr(config, name)
+        if value < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} is {value}; it must be at least 1.")
+    if config.prefill_chunk_tokens > 512:
+        raise ConfigError(f"--prefill-chunk-tokens is {config.prefill_chunk_tokens}; at most 512 are allowed.")
+    if config.page_size not in PAGE_SIZES:
+        raise ConfigError(f"--page-size is {config.page_size}; allowed are {', '.join(map(str, PAGE_SIZES))}.")
+    if config.max_pool_tokens is not None and config.max_pool_tokens < config.page_size:
+        raise ConfigError(
+            f"--max-pool-tokens is {config.max_pool_tokens}; it must hold at least one page of {config.page_size}."
+        )
+    if config.repository is not None and config.repository.absolute() == config.output.absolute():
+        raise ConfigError(f"--repository and --output are both {config.output}; give each its own directory.")
+
+
+def _engine_weights(
+    config: BuildConfig, target: TargetCheckpoint, head: HeadCheckpoint | None, progress: Progress
+) -> tuple[dict[str, Tensor], object]:
+    dtype = DTYPES[config.dtype]
+    names = len(target.weights) + (len(head.weights) if head else 0)
+    progress.stage(f"converting weights to {config.dtype.value}", names)
+    weights: dict[str, Tensor] = {}
+    for prefix, checkpoint in (("target", target), ("head", head)):
+        for name in checkpoint.weights if checkpoint is not None else ():
+            tensor = checkpoint.weights[name]
+            weights[f"{prefix}.{name}"] = (tensor.to(dtype) if tensor.is_floating_point() else tensor).contiguous()
+            progress.advance()
+    if head is None:
+        return weights, None
+    spec = head.spec
+    if not spec.owns_lm_head:
+        size = min(config.draft_vocabulary or DEFAULT_DRAFT_VOCABULARY, spec.vocab_size)
+        if size < 1:
+            raise ConfigError(f"--draft-vocabulary is {config.draft_vocabulary}; it must be at least 1.")
+        if size < spec.vocab_size:
+            weights["head.draft_token_ids"] = torch.arange(size)
+            spec = replace(spec, draft_vocab_size=size)
+    elif config.draft_vocabulary is not None:
+        raise ConfigError(
+            "--draft-vocabulary is for heads that borrow the target's lm_head; this head has its own, leave it out."
+        )
+    return weights, spec
+
+
+def _manifest(
+    config: BuildConfig,
+    target: TargetCheckpoint,
+    head: HeadCheckpoint | None,
+    tree: TreeConfig,
+    has_chat_template: bool,
+) -> Manifest:
+    name = config.name or target.source.resolve().stem
+    sources = {"target": target.source.name, **({"head": config.head.name} if config.head is not None else {})}
+    return Manifest(
+        name=name,
+        executor=Executor.TORCH,
+        versions=installed_versions(),
+        dtype=config.dtype,
+        target=target.spec,
+        head=head.spec if head else None,
+        tree=tree,
+        max_batch_size=config.max_batch_size,
+        max_context_tokens=config.max_context_tokens,
+        max_pool_tokens=config.max_pool_tokens or config.max_batch_size * config.max_context_tokens,
+        page_size=config.page_size,
+        prefill_chunk_tokens=config.prefill_chunk_tokens,
+        bos_token_id=target.spec.bos_token_id,
+        eos_token_ids=target.spec.eos_token_ids,
+        has_chat_template=has_chat_template,
+        sources=sources,
+        files={},
+    )

@@ -1,0 +1,118 @@
+"""The `build_engine` command: checks, builds, and says what was made."""
+
+import sys
+
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from furcate.builder.build import BuildResult, build_engine
+from furcate.builder.build import Progress as BuildProgress
+from furcate.builder.config import BuildConfig
+from furcate.builder.errors import FurcateError
+from furcate.builder.staging import check_output
+
+
+def main() -> None:
+    """Entry point of `build_engine`. Exits with 0, with 2 on a user's error (one line on stderr), with 130 on Ctrl-C."""
+    config = tyro.cli(BuildConfig, prog="build_engine")
+    console = Console(stderr=True)
+    try:
+        _build(config, console)
+    except FurcateError as error:
+        console.print(f"build_engine: {error}", style="red", highlight=False, soft_wrap=True, markup=False)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        console.print("build_engine: interrupted; nothing was written.", highlight=False)
+        sys.exit(130)
+
+
+def _build(config: BuildConfig, console: Console) -> None:
+    # The command joins what the packages keep apart: an engine knows nothing of Triton.
+    from furcate.model_repository.generate import write_repository
+
+    if config.repository is not None:
+        check_output(config.repository, may_replace=config.overwrite)
+    with _BarProgress(console) as progress:
+        result = build_engine(config, progress)
+        if config.repository is not None:
+            progress.stage("writing model repository")
+            write_repository(
+                config.repository,
+                engine_dir=config.output,
+                layout=config.layout,
+                max_batch_size=config.max_batch_size,
+                may_replace=config.overwrite,
+            )
+    for warning in result.warnings:
+        console.print(f"warning: {warning}", style="yellow", highlight=False, soft_wrap=True, markup=False)
+    Console().print(summary(config, result))
+
+
+class _BarProgress(BuildProgress):
+    """Draws each stage as a line with a bar and its time."""
+
+    def __init__(self, console: Console) -> None:
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+        self._progress = Progress(*columns, console=console)
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> "_BarProgress":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._task is not None and sys.exc_info()[0] is None:
+            self._finish()
+        self._progress.stop()
+
+    def _finish(self) -> None:
+        assert self._task is not None
+        task = self._progress.tasks[self._task]
+        total = task.total if task.total is not None else 1
+        self._progress.update(self._task, total=total, completed=total)
+
+    def stage(self, name: str, total: int | None = None) -> None:
+        if self._task is not None:
+            self._finish()
+        self._task = self._progress.add_task(name, total=total)
+
+    def advance(self, amount: int = 1) -> None:
+        if self._task is not None:
+            self._progress.advance(self._task, amount)
+
+
+def summary(config: BuildConfig, result: BuildResult) -> Table:
+    """What was built, as a person wants to read it."""
+    manifest = result.manifest
+    per_token = manifest.kv_bytes_per_token()
+    head = "none (plain decoding)" if manifest.head is None else f"{manifest.head.kind} from {config.head}"
+    rows = {
+        "engine": str(result.path),
+        "target": f"{manifest.sources['target']}, {manifest.target.num_layers} layers, hidden {manifest.target.hidden_size}",
+        "head": head,
+        "tree": f"{manifest.tree}: {manifest.tree.budget} nodes, depth {manifest.tree.max_depth}",
+        "dtype": manifest.dtype.value,
+        "size": _size(result.num_bytes),
+        "K/V per sequence": f"{_size(per_token * manifest.max_context_tokens)} at {manifest.max_context_tokens} tokens",
+        "K/V pool": f"{_size(per_token * manifest.max_pool_tokens)} at most, taken as sequences grow",
+    }
+    following = f"furcate compare {result.path} --prompts FILE"
+    if config.repository is not None:
+        rows["repository"] = f"{config.repository} ({config.layout.value} layout)"
+        following = f"furcate serve {config.repository}"
+    rows["next"] = following
+    table = Table(show_header=False, box=None)
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def _size(num_bytes: int) -> str:
+    """Bytes as MiB or GiB."""
+    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""What a build is: one frozen dataclass, the API and the command line at once."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+
+class DataType(StrEnum):
+    """Compute and cache dtype of an engine."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+class Executor(StrEnum):
+    """What will run the engine."""
+
+    TORCH = "torch"
+
+
+class Layout(StrEnum):
+    """How the step is cut into Triton models."""
+
+    FUSED = "fused"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildConfig:
+    """Build a speculative-decoding engine, and the Triton model repository that serves it.
+
+    A target is a Hugging Face checkpoint (a directory with config.json and safetensors, or a .gguf file); a head is the
+    trained draft weights beside it (EAGLE-3, EAGLE-1/2 or Medusa, in any public layout). Without a head the engine decodes
+    plainly.
+
+    Examples:
+      build_engine --target SmolLM2-135M-Instruct --head examples/heads/eagle3 --output engines/smol --repository repo
+      build_engine --target model.gguf --head heads/medusa --tree mc_sim_7b_63 --output engines/smol-medusa
+      build_engine --target Llama-3.1-8B --head EAGLE3-Llama --tree dynamic:60/7/10 --dtype bfloat16 --output engines/llama
+
+    Afterwards: `furcate inspect engines/smol`, `furcate compare engines/smol --prompts FILE`, `furcate serve repo`.
+    """
+
+    target: Path
+    """Target checkpoint: a Hugging Face directory, or a .gguf file."""
+    output: Path
+    """Engine directory to write. Must not exist, unless --overwrite."""
+    head: Path | None = None
+    """Head checkpoint directory. Without it the engine decodes plainly (one token a step)."""
+    repository: Path | None = None
+    """Also write the Triton model repository here."""
+    dtype: DataType = DataType.BFLOAT16
+    """Compute and K/V cache dtype. float32 reproduces plain greedy decoding token by token; bfloat16 is about twice as fast."""
+    tree: str = "auto"
+    """The candidate tree. `auto`; `dynamic:BUDGET/DEPTH/TOPK` (EAGLE-2: nodes with the root, draft passes after the first,
+    children a node); `chain:LENGTH`; `single` (plain decoding); a shipped choice list (mc_sim_7b_63, ...); a JSON file of choices."""
+    max_batch_size: int = 32
+    """Sequences a step may serve together."""
+    max_context_tokens: int = 2048
+    """Longest prompt plus answer, in tokens; sizes the rotary table and each sequence's share of the K/V pool."""
+    max_pool_tokens: int | None = None
+    """K/V pool size in tokens, all sequences together. Default: max_batch_size x max_context_tokens."""
+    page_size: int = 16
+    """Tokens a K/V page holds: 16, 32, 64 or 128."""
+    prefill_chunk_tokens: int = 256
+    """Longest piece of a prompt that one pass takes, so that long prompts do not stall running streams."""
+    draft_vocabulary: int | None = None
+    """Tokens a head without its own draft vocabulary may propose; default 16384 (or the whole vocabulary when smaller)."""
+    layout: Layout = Layout.FUSED
+    """How the repository cuts the step into Triton models."""
+    name: str | None = None
+    """The engine's name in manifests and messages. Default: the target's directory name."""
+    overwrite: bool = False
+    """Replace an existing --output and --repository (only after the new one is complete)."""
+    allow_pickle: bool = False
+    """Read .bin and .pt checkpoints too (with torch's weights_only loader)."""

@@ -1,0 +1,218 @@
+"""Runs plain and speculative decoding side by side in one process and says whether they agree and what was gained."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+
+from furcate.builder.engine import read_engine
+from furcate.builder.tree_config import TreeConfig, TreeKind, parse_tree
+from furcate.decoding.executors.torch import TorchExecutor
+from furcate.decoding.prompts import Prompt, read_prompts
+from furcate.decoding.request import Request, RequestStats, SamplingParams
+from furcate.decoding.scheduler import Scheduler
+
+PARTS = ("draft", "verify", "accept", "commit")
+FORWARDS = ("target_forward", "head_forward")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareConfig:
+    """Compare plain and speculative decoding of one engine on the same prompts, in one process.
+
+    Example: furcate compare engines/smol --prompts examples/prompts.jsonl --max-tokens 128
+    """
+
+    engine: Path
+    """Engine directory."""
+    prompts: Path
+    """JSON lines with 'prompt' or 'input_ids', or a text file with one prompt a line."""
+    max_tokens: int = 128
+    """Tokens to generate per prompt, at most."""
+    limit: int | None = None
+    """Use only the first prompts."""
+    tree: str | None = None
+    """Draft this tree instead of the engine's own (same words as build_engine --tree)."""
+    temperature: float = 0.0
+    """0 is greedy. Above 0 each prompt's texts are still equal: they share the prompt's seed."""
+    seed: int = 0
+    """Seed of the first prompt; the others count on from it."""
+    threads: int | None = None
+    """CPU threads; all by default."""
+    json: Path | None = None
+    """Also write the figures here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One generation: its tokens, its counts, and seconds per part of its steps (prompt excluded)."""
+
+    token_ids: tuple[int, ...]
+    stats: RequestStats
+    decode_seconds: float
+    prefill_seconds: float
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens after the first, over the time of the steps that yielded them; 0 without steps."""
+        return (self.stats.num_emitted_tokens - 1) / self.decode_seconds if self.stats.num_target_steps else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Plain and speculative decoding of one prompt."""
+
+    prompt: str
+    plain: Run
+    speculative: Run
+
+    @property
+    def first_difference(self) -> int | None:
+        """Index of the first token that differs; None when the texts are identical."""
+        pairs = zip(self.plain.token_ids, self.speculative.token_ids, strict=False)
+        for index, (a, b) in enumerate(pairs):
+            if a != b:
+                return index
+        lengths = {len(self.plain.token_ids), len(self.speculative.token_ids)}
+        return min(lengths) if len(lengths) > 1 else None
+
+
+def generate(scheduler: Scheduler, prompt: Prompt, sampling: SamplingParams) -> Run:
+    """One request alone on an idle scheduler."""
+    clock = scheduler.executor.clock
+    scheduler.add(Request(request_id=0, prompt_ids=prompt.input_ids, sampling=sampling))
+    start = time.perf_counter()
+    token_ids: list[int] = []
+    is_first = True
+    while True:
+        (output,) = scheduler.step()
+        token_ids += output.token_ids
+        if is_first and output.stats.num_emitted_tokens:
+            is_first, decode_start = False, time.perf_counter()
+            clock.reset()
+        if output.finish_reason is not None:
+            break
+    end = time.perf_counter()
+    return Run(
+        token_ids=tuple(token_ids),
+        stats=output.stats,
+        decode_seconds=end - decode_start,
+        prefill_seconds=decode_start - start,
+        seconds=clock.reset(),
+    )
+
+
+def compare_prompts(
+    executor: TorchExecutor,
+    prompts: list[Prompt],
+    tree: TreeConfig,
+    sampling: Callable[[int], SamplingParams],
+    on_done: Callable[[Comparison], None] = lambda _: None,
+) -> list[Comparison]:
+    """Both kinds of decoding of every prompt, prompt by prompt, so that a noisy machine is fair to both."""
+    plain = Scheduler(executor, TreeConfig(kind=TreeKind.SINGLE, budget=1, name="single"))
+    speculative = Scheduler(executor, tree)
+    generate(plain, prompts[0], SamplingParams(max_tokens=4))
+    generate(speculative, prompts[0], SamplingParams(max_tokens=8))
+    comparisons = []
+    for index, prompt in enumerate(prompts):
+        params = sampling(index)
+        runs = {"plain": generate(plain, prompt, params), "speculative": generate(speculative, prompt, params)}
+        comparisons.append(Comparison(prompt=prompt.text, **runs))
+        on_done(comparisons[-1])
+    return comparisons
+
+
+@dataclass(frozen=True, kw_only=True)
+class Total:
+    """Sums and medians over prompts. Times per step in ms; ratios are speculative over plain."""
+
+    num_prompts: int
+    num_identical: int
+    tau: float
+    tau_median: float
+    target_steps: int
+    plain_tokens_per_second: float
+    speculative_tokens_per_second: float
+    ratio: float
+    ms_per_step: dict[str, float]
+    plain_ms_per_step: dict[str, float]
+    overhead_share: float
+    """Share of a step outside the forward passes of target and head."""
+    promised_share: float
+    """Measured speed over what tau * t(1) / (t(N) + draft forward) promises."""
+
+
+def total_of(comparisons: list[Comparison]) -> Total:
+    """The totals. Speeds and ratios are medians over prompts, tau is emitted tokens over steps."""
+    runs = [comparison.speculative for comparison in comparisons]
+    plain = [comparison.plain for comparison in comparisons]
+    steps = sum(run.stats.num_target_steps for run in runs)
+    tau = sum(run.stats.num_emitted_tokens - 1 for run in runs) / max(steps, 1)
+    ratio = _median([_ratio(comparison) for comparison in comparisons])
+    parts, plain_parts = _ms_per_step(runs), _ms_per_step(plain)
+    promised = tau * plain_parts["target_forward"] / max(parts["target_forward"] + parts["head_forward"], 1e-9)
+    return Total(
+        num_prompts=len(runs),
+        num_identical=sum(comparison.first_difference is None for comparison in comparisons),
+        tau=tau,
+        tau_median=_median([run.stats.tau or 0.0 for run in runs]),
+        target_steps=steps,
+        plain_tokens_per_second=_median([run.tokens_per_second for run in plain]),
+        speculative_tokens_per_second=_median([run.tokens_per_second for run in runs]),
+        ratio=ratio,
+        ms_per_step=parts,
+        plain_ms_per_step=plain_parts,
+        overhead_share=1 - (parts["target_forward"] + parts["head_forward"]) / parts["step"],
+        promised_share=ratio / promised,
+    )
+
+
+def _ratio(comparison: Comparison) -> float:
+    plain = comparison.plain.tokens_per_second
+    return comparison.speculative.tokens_per_second / plain if plain else 1.0
+
+
+def _ms_per_step(runs: list[Run]) -> dict[str, float]:
+    steps = max(sum(run.stats.num_target_steps for run in runs), 1)
+    values = {part: 1e3 * sum(run.seconds.get(part, 0.0) for run in runs) / steps for part in PARTS + FORWARDS}
+    return {"step": 1e3 * sum(run.decode_seconds for run in runs) / steps, **values}
+
+
+def _median(values: list[float]) -> float:
+    return float(torch.tensor(values, dtype=torch.float64).quantile(0.5)) if values else 0.0
+
+
+def compare(config: CompareConfig) -> Total:
+    """Runs the comparison, prints it, and returns its totals."""
+    from furcate.decoding.compare_report import Report
+
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    engine = read_engine(config.engine)
+    manifest = engine.manifest
+    num_heads = manifest.head.num_heads if manifest.head is not None else 0
+    tree = manifest.tree if config.tree is None else parse_tree(config.tree, manifest.head_kind, num_heads)
+    prompts = read_prompts(config.prompts, engine)[: config.limit]
+    executor = TorchExecutor(engine)
+
+    def sampling(index: int) -> SamplingParams:
+        return SamplingParams(
+            max_tokens=config.max_tokens,
+            temperature=config.temperature,
+            seed=config.seed + index,
+            end_ids=manifest.eos_token_ids,
+        )
+
+    with Report(manifest, tree, len(prompts)) as report:
+        comparisons = compare_prompts(executor, prompts, tree, sampling, report.add)
+        total = total_of(comparisons)
+        report.close_with(total)
+    if config.json is not None:
+        record = {"engine": manifest.name, "tree": str(tree), "total": asdict(total)}
+        config.json.write_text(json.dumps(record, indent=2) + "\n")
+    return total

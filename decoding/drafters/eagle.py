@@ -1,0 +1,108 @@
+"""Drafts with an EAGLE layer (EAGLE-1, EAGLE-2, EAGLE-3): a small decoder over (feature, next token) pairs.
+
+The pair (feature of position p, token p + 1) lies in the head's cache slot p and is rotated by p. While a tree is drafted its
+nodes' pairs lie behind the committed ones, in the order they are expanded.
+
+B batch rows, K nodes of a level, C children, A committed tokens, H hidden, W mask words.
+"""
+
+import torch
+from jaxtyping import Float, Int32, Int64
+from torch import Tensor
+
+from furcate.builder.network.inputs import PassInputs
+from furcate.decoding.drafters.proposer import DraftRows, Proposal
+from furcate.decoding.executors.torch import TorchExecutor
+
+
+class EagleProposer:
+    """Proposes with the engine's EAGLE head. A sequence's state is the head's hidden state after its newest token."""
+
+    def __init__(self, executor: TorchExecutor) -> None:
+        self.executor = executor
+
+    def start(self, rows: DraftRows) -> "EagleDraft":
+        return EagleDraft(self.executor, rows)
+
+    def observe(
+        self,
+        features: Float[Tensor, "B A F"],
+        next_ids: Int64[Tensor, "B A"],
+        num_committed: Int64[Tensor, " B"],
+        rows: DraftRows,
+    ) -> Float[Tensor, "B S"]:
+        steps = torch.arange(next_ids.shape[1], dtype=torch.int32, device=next_ids.device)
+        inputs = PassInputs(
+            token_ids=next_ids,
+            positions=rows.cache_lengths[:, None] + steps,
+            tree_mask=None,
+            cache_lengths=rows.cache_lengths,
+            page_table=rows.page_table,
+            num_nodes=num_committed if next_ids.shape[0] > 1 else None,
+        )
+        hidden = self.executor.head_pass(self.executor.fuse_features(features), inputs)
+        return hidden[torch.arange(len(hidden), device=hidden.device), num_committed - 1]
+
+
+class EagleDraft:
+    """One tree being drafted: the hidden states and ancestor words of the level above."""
+
+    def __init__(self, executor: TorchExecutor, rows: DraftRows) -> None:
+        self.executor = executor
+        self.rows = rows
+        self.hidden: Float[Tensor, "B K H"] = rows.states[:, None]
+        self.words: list[Int32[Tensor, "B K"]] = []
+        """Mask words of the level above; a word is added when the nodes drafted outgrow the last one."""
+        self.num_drafted = 0
+        self.level = 0
+
+    def begin(self, num_children: int) -> Proposal:
+        return self._propose(num_children)
+
+    def descend(self, parents: Int64[Tensor, "B K"], token_ids: Int64[Tensor, "B K"], num_children: int) -> Proposal:
+        hidden = self.hidden.gather(1, parents[:, :, None].expand(-1, -1, self.hidden.shape[2]))
+        inputs = PassInputs(
+            token_ids=token_ids,
+            positions=(self.rows.cache_lengths + self.level)[:, None].expand(token_ids.shape),
+            tree_mask=self._add_to_mask(parents),
+            cache_lengths=self.rows.cache_lengths,
+            page_table=self.rows.page_table,
+            node_offset=self.num_drafted,
+        )
+        self.hidden = self.executor.head_pass(hidden, inputs)
+        self.num_drafted += token_ids.shape[1]
+        self.level += 1
+        return self._propose(num_children)
+
+    def _add_to_mask(self, parents: Int64[Tensor, "B K"]) -> Int32[Tensor, "B K W"]:
+        """Ancestor words of the new nodes: their parents' words, and a bit for themselves."""
+        words = [word.gather(1, parents) for word in self.words] if self.level > 0 else []
+        num_new = parents.shape[1]
+        num_words = -(-(self.num_drafted + num_new) // 32)
+        words += [torch.zeros(parents.shape, dtype=torch.int32, device=parents.device)] * (num_words - len(words))
+        own = self_bits(self.num_drafted, num_new, parents.device)
+        self.words = [word | own[index] for index, word in enumerate(words)]
+        return torch.stack(self.words, dim=-1)
+
+    def _propose(self, num_children: int) -> Proposal:
+        logits = self.executor.head_logits(self.hidden)
+        return proposal_of(logits, num_children, self.executor)
+
+
+def self_bits(first: int, count: int, device: torch.device) -> Int32[Tensor, "W K"]:
+    """Word w of the mask row that holds only node first + k itself, for k < count."""
+    columns = range(first, first + count)
+    num_words = -(-(first + count) // 32)
+    rows = [[_signed(1 << (c % 32)) if c // 32 == w else 0 for c in columns] for w in range(num_words)]
+    return torch.tensor(rows, dtype=torch.int32, device=device)
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 32) if word >= 1 << 31 else word
+
+
+def proposal_of(logits: Float[Tensor, "B K Vd"], num_children: int, executor: TorchExecutor) -> Proposal:
+    """The most probable children under draft logits."""
+    top = logits.topk(num_children, dim=-1)
+    log_probs = top.values.float() - logits.float().logsumexp(-1, keepdim=True)
+    return Proposal(log_probs=log_probs, token_ids=executor.target_token_ids(top.indices))

@@ -1,0 +1,123 @@
+"""Turns proposals into trees: EAGLE-2's dynamic tree, a static shape (choice lists, chains), or the root alone.
+
+B batch rows, K nodes expanded a level, C children a node, N nodes of the tree.
+"""
+
+from typing import Protocol
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from furcate.builder.tree_config import TreeConfig, TreeKind
+from furcate.decoding.drafters.proposer import DraftRows, Proposer
+from furcate.decoding.dynamic_tree import Candidates, expand_level, rerank
+from furcate.decoding.tree import Tree
+from furcate.decoding.tree_shape import TreeShape, chain_shape, shape_from_choices, single_node_shape
+
+
+class Grower(Protocol):
+    """Drafts a tree a step."""
+
+    max_depth: int
+    num_nodes: int
+    num_cached_nodes: int
+    """Most nodes whose K/V a draft writes behind the committed tokens."""
+
+    def grow(self, proposer: Proposer | None, rows: DraftRows) -> Tree:
+        """The tree for these sequences."""
+        ...
+
+
+def grower_of(config: TreeConfig) -> Grower:
+    """The grower a tree config asks for."""
+    if config.kind is TreeKind.DYNAMIC:
+        return DynamicGrower(config)
+    if config.kind is TreeKind.CHAIN:
+        return StaticGrower(chain_shape(config.depth))
+    if config.kind is TreeKind.STATIC:
+        return StaticGrower(shape_from_choices(config.choices))
+    return StaticGrower(single_node_shape())
+
+
+class DynamicGrower:
+    """EAGLE-2 (arXiv 2406.16858): expand the most probable nodes of each level, then keep the best of all candidates."""
+
+    def __init__(self, config: TreeConfig) -> None:
+        self.config = config
+        self.max_depth = config.max_depth
+        self.num_nodes = config.budget
+        self.num_cached_nodes = config.depth * config.top_k
+
+    def grow(self, proposer: Proposer | None, rows: DraftRows) -> Tree:
+        assert proposer is not None, "a dynamic tree needs a proposer"
+        top_k = self.config.top_k
+        draft = proposer.start(rows)
+        proposal = draft.begin(top_k)
+        level = expand_level(torch.zeros_like(proposal.log_probs[:, :, 0]), proposal.log_probs, top_k)
+        token_ids = [proposal.token_ids.flatten(1)]
+        scores = [level.candidate_scores]
+        parents = [torch.zeros_like(token_ids[0])]
+        first = 1  # index of the newest level's first candidate, one more than its place, as rerank counts
+        for _ in range(self.config.depth):
+            chosen_ids = token_ids[-1].gather(1, level.chosen)
+            chosen_parents = level.chosen + first
+            # Place of each chosen node's parent among the nodes expanded before: candidates come C to a parent.
+            proposal = draft.descend(level.chosen // top_k, chosen_ids, top_k)
+            first += token_ids[-1].shape[1]
+            parents.append(chosen_parents.repeat_interleave(top_k, dim=1))
+            level = expand_level(level.scores, proposal.log_probs, top_k)
+            token_ids.append(proposal.token_ids.flatten(1))
+            scores.append(level.candidate_scores)
+        candidates = Candidates(
+            token_ids=torch.cat(token_ids, 1), scores=torch.cat(scores, 1), parents=torch.cat(parents, 1)
+        )
+        return rerank(rows.root_ids, candidates, self.num_nodes, self.max_depth).tree
+
+
+class StaticGrower:
+    """A fixed shape: node with rank path (r1, .., rd) is the rd-th child of its parent. Only nodes with children are run."""
+
+    def __init__(self, shape: TreeShape) -> None:
+        self.shape = shape
+        self.max_depth = shape.max_depth
+        self.num_nodes = shape.num_nodes
+        self.levels = [_ShapeLevel(shape, depth) for depth in range(1, shape.max_depth + 1)]
+        self.num_cached_nodes = sum(len(level.expanded) for level in self.levels[1:])
+
+    def grow(self, proposer: Proposer | None, rows: DraftRows) -> Tree:
+        if not self.levels:
+            return self.shape.tree(rows.root_ids[:, None])
+        assert proposer is not None, "a tree of more than the root needs a proposer"
+        draft = proposer.start(rows)
+        proposal = draft.begin(self.levels[0].num_children)
+        columns = [rows.root_ids[:, None]]
+        for above, level in zip([None, *self.levels], self.levels, strict=False):
+            if above is not None:
+                expanded_ids = columns[-1][:, level.expanded_places.to(rows.root_ids.device)]
+                parents = level.parent_places.to(rows.root_ids.device).expand(len(rows.root_ids), -1)
+                proposal = draft.descend(parents, expanded_ids, level.num_children)
+            picks = level.picks.to(rows.root_ids.device)
+            columns.append(proposal.token_ids.flatten(1)[:, picks])
+        return self.shape.tree(torch.cat(columns, dim=1))
+
+
+class _ShapeLevel:
+    """The nodes of one depth: which nodes above are expanded, and which of their children are picked."""
+
+    def __init__(self, shape: TreeShape, depth: int) -> None:
+        nodes, above = shape.levels[depth], shape.levels[depth - 1]
+        self.expanded = sorted({shape.parents[node] for node in nodes})
+        self.num_children = 1 + max(shape.ranks[node] for node in nodes)
+        self.expanded_places = _ids([above.index(node) for node in self.expanded])
+        """Places of the expanded nodes within their own level."""
+        before = sorted({shape.parents[node] for node in above}) if depth > 1 else []
+        self.parent_places = _ids([before.index(shape.parents[node]) for node in self.expanded if depth > 1])
+        """Places of the expanded nodes' parents among the nodes expanded before."""
+        self.picks = _ids(
+            [self.expanded.index(shape.parents[node]) * self.num_children + shape.ranks[node] for node in nodes]
+        )
+
+
+def _ids(values: list[int]) -> Int64[Tensor, " n"]:
+    return torch.tensor(values, dtype=torch.int64)

@@ -1,0 +1,138 @@
+"""Runs an engine with torch: the networks, their weights and their K/V pools.
+
+B batch, N nodes, R rows asked for, H hidden, F feature width, V vocabulary, Vd draft vocabulary, S drafter state width.
+"""
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from furcate.builder.engine import Engine, Manifest
+from furcate.builder.errors import EngineMismatch
+from furcate.builder.network.decoder import run_target
+from furcate.builder.network.heads import eagle_fuse, eagle_layer, eagle_logits, medusa_logits
+from furcate.builder.network.inputs import PassInputs, TargetOutputs
+from furcate.builder.network.rope import rope_table
+from furcate.builder.network.spec import DecoderSpec, HeadKind, HeadSpec
+from furcate.builder.ops.torch import RopeTables, TorchOps
+from furcate.decoding.clock import Clock
+from furcate.plugins.tree_attention.spec import RopeTable
+
+TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class TorchExecutor:
+    """One engine loaded for torch. Passes write K/V into `target_pool` and `head_pool`, [layers, pages, 2, page_size, Hkv, D]."""
+
+    def __init__(self, engine: Engine, device: str | torch.device = "cpu") -> None:
+        self.manifest = engine.manifest
+        self.device = torch.device(device)
+        self.dtype = TORCH_DTYPES[self.manifest.dtype]
+        self.clock = Clock()
+        self.num_pages = -(-self.manifest.max_pool_tokens // self.manifest.page_size)
+        rope = _rope_tables(self.manifest, self.device)
+        target = self.manifest.target
+        self.target_pool = self._pool(target.num_layers, target)
+        self.target_ops = self._ops(engine.weights("target"), rope, self.target_pool, target)
+        if target.is_tied:
+            self.target_ops.tie_lm_head()
+        self.head = self.manifest.head
+        self.head_pool: Tensor | None = None
+        self.head_ops: TorchOps | None = None
+        self.draft_token_ids: Int64[Tensor, " Vd"] | None = None
+        if self.head is not None:
+            self._load_head(engine.weights("head"), self.head, rope)
+
+    def _load_head(self, weights: dict[str, Tensor], head: HeadSpec, rope: RopeTables) -> None:
+        draft_token_ids = weights.pop("draft_token_ids", None)
+        if draft_token_ids is not None:
+            self.draft_token_ids = draft_token_ids.to(self.device)
+        if head.decoder is not None:
+            self.head_pool = self._pool(head.decoder.num_layers, head.decoder)
+        self.head_ops = self._ops(weights, rope, self.head_pool, head.decoder)
+        if not head.owns_embedding:
+            self.head_ops.share_embedding(self.target_ops)
+        if not head.owns_lm_head:
+            self.head_ops.borrow_lm_head(self.target_ops, self.draft_token_ids)
+
+    def _pool(self, num_layers: int, spec: DecoderSpec) -> Tensor:
+        shape = (num_layers, self.num_pages, 2, self.manifest.page_size, spec.num_kv_heads, spec.head_dim)
+        if self.device.type != "cpu":
+            return torch.zeros(shape, dtype=self.dtype, device=self.device)
+        # numpy's zeros come from calloc: memory is taken as pages are first written, not at load.
+        storage = np.zeros(shape, dtype=np.float32 if self.dtype is torch.float32 else np.int16)
+        return torch.from_numpy(storage).view(self.dtype)
+
+    def _ops(
+        self, weights: dict[str, Tensor], rope: RopeTables, pool: Tensor | None, spec: DecoderSpec | None
+    ) -> TorchOps:
+        for name, tensor in weights.items():
+            if tensor.dtype != self.dtype:
+                raise EngineMismatch(
+                    f"engine weight {name} is {tensor.dtype}, the manifest says {self.dtype}; build the engine again."
+                )
+        on_device = {name: tensor.to(self.device) for name, tensor in weights.items()}
+        return TorchOps(on_device, rope, pool, spec.has_unit_offset_norm if spec is not None else False)
+
+    def target_pass(self, inputs: PassInputs, logit_rows: Int64[Tensor, "B R"] | None = None) -> TargetOutputs:
+        """Logits and features of one target pass; all nodes' K/V is written behind the committed tokens."""
+        with self.clock.part("target_forward"):
+            return run_target(self.target_ops, self.manifest.target, inputs, self.manifest.feature_layers, logit_rows)
+
+    def fuse_features(self, features: Float[Tensor, "B N F"]) -> Float[Tensor, "B N H"]:
+        """The hidden states an EAGLE head's recurrence starts from."""
+        ops, head = self._head()
+        with self.clock.part("head_forward"):
+            return eagle_fuse(ops, head, features)
+
+    def head_pass(self, hidden: Float[Tensor, "B N H"], inputs: PassInputs) -> Float[Tensor, "B N H"]:
+        """The EAGLE head's next recurrent hidden states; K/V of all rows is written to the head's pool."""
+        ops, head = self._head()
+        with self.clock.part("head_forward"):
+            return eagle_layer(ops, head, hidden, ops.embedding("embed_tokens", inputs.token_ids), inputs)
+
+    def head_logits(self, hidden: Float[Tensor, "B N H"]) -> Float[Tensor, "B N Vd"]:
+        """The EAGLE head's draft logits, in its own vocabulary."""
+        ops, head = self._head()
+        with self.clock.part("head_forward"):
+            return eagle_logits(ops, head, hidden)
+
+    def medusa_logits(self, hidden: Float[Tensor, "B H"]) -> list[Float[Tensor, "B Vd"]]:
+        """Draft logits of every Medusa head at one position."""
+        ops, head = self._head()
+        with self.clock.part("head_forward"):
+            return medusa_logits(ops, head, hidden)
+
+    def target_token_ids(self, draft_ids: Int64[Tensor, "..."]) -> Int64[Tensor, "..."]:
+        """Target ids of draft-vocabulary ids."""
+        return draft_ids if self.draft_token_ids is None else self.draft_token_ids[draft_ids]
+
+    def zero_pages(self, pages: Int64[Tensor, " pages"]) -> None:
+        """Forgets whatever earlier sequences left on these pages."""
+        self.target_pool[:, pages] = 0
+        if self.head_pool is not None:
+            self.head_pool[:, pages] = 0
+
+    def _head(self) -> tuple[TorchOps, HeadSpec]:
+        assert self.head_ops is not None and self.head is not None, "this engine has no head"
+        return self.head_ops, self.head
+
+    @property
+    def drafter_state_width(self) -> int:
+        """Width of the vector a drafter keeps per sequence between steps."""
+        if self.head is None:
+            return 0
+        is_medusa = self.head.kind in (HeadKind.MEDUSA, HeadKind.HYDRA)
+        return self.head.target_hidden_size if is_medusa else self.head.hidden_size
+
+
+def _rope_tables(manifest: Manifest, device: torch.device) -> RopeTables:
+    # Draft nodes of a full context still need rows of the table.
+    num_positions = manifest.max_context_tokens + 2 * 128
+    spec = manifest.target
+    everywhere = RopeTable(*(part.to(device) for part in rope_table(spec, num_positions)))
+    if spec.local_rope is None:
+        return RopeTables(everywhere=everywhere)
+    local = RopeTable(*(part.to(device) for part in rope_table(spec, num_positions, spec.local_rope)))
+    return RopeTables(everywhere=everywhere, local=local)

@@ -1,0 +1,109 @@
+"""The target's law at a node, and the token drawn from it.
+
+B batch rows, N nodes, V vocabulary. One number u(seed, position) decides the token at a position, so that a request's text
+depends on its seed alone: not on its batch, nor on the tree that happened to be drafted.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
+
+from furcate.decoding.randomness import Draw, uniforms
+from furcate.decoding.tree import Tree
+
+_BISECTIONS = 31
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingRows:
+    """How each row's tokens are chosen. Rows with temperature 0 take the argmax.
+
+    top_k [B] is V where unused, top_p [B] is 1 where unused; the host-side fields say which work no row needs.
+    """
+
+    temperature: Float[Tensor, " B"]
+    top_k: Int64[Tensor, " B"]
+    top_p: Float[Tensor, " B"]
+    seeds: Int64[Tensor, " B"]
+    is_greedy: bool
+    largest_top_k: int | None
+    uses_top_p: bool
+
+
+def target_law(logits: Float[Tensor, "B V"], rows: SamplingRows) -> Float[Tensor, "B V"]:
+    """Float32 probabilities after temperature, then top-k, then top-p; each row sums to 1.
+
+    Tokens tied with the last one kept are kept too. Rows with temperature 0 get the law at temperature 1 (unused).
+    """
+    temperature = torch.where(rows.temperature > 0, rows.temperature, 1.0)
+    scaled = logits.float() / temperature[:, None]
+    if rows.largest_top_k is not None:
+        top = scaled.topk(min(rows.largest_top_k, scaled.shape[1]), dim=-1).values
+        limits = top.gather(1, (rows.top_k.clamp(max=top.shape[1]) - 1)[:, None])
+        is_limited = (rows.top_k < scaled.shape[1])[:, None]
+        scaled = scaled.masked_fill(is_limited & (scaled < limits), -torch.inf)
+    law = scaled.softmax(-1)
+    if rows.uses_top_p:
+        law = law * (law >= _nucleus_threshold(law, rows.top_p)[:, None])
+        law = law / law.sum(-1, keepdim=True)
+    return law
+
+
+def _nucleus_threshold(law: Float[Tensor, "B V"], top_p: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+    """The largest probability t such that the tokens of probability >= t hold at least top_p of the mass.
+
+    Non-negative floats order as their bits do, so bisecting the bits finds t exactly, without a sort.
+    """
+    low = torch.zeros(len(law), dtype=torch.int32, device=law.device)
+    high = law.amax(-1).view(torch.int32)
+    for _ in range(_BISECTIONS):
+        middle = low + (high - low + 1) // 2
+        mass = (law * (law >= middle.view(torch.float32)[:, None])).sum(-1)
+        is_enough = mass >= top_p
+        low = torch.where(is_enough, middle, low)
+        high = torch.where(is_enough, high, middle - 1)
+    return torch.where(top_p < 1, low.view(torch.float32), 0.0)
+
+
+def draw(law: Float[Tensor, "B V"], u: Float64[Tensor, " B"]) -> Int64[Tensor, " B"]:
+    """The token where the cumulated law passes u in [0, 1); never one of probability zero."""
+    cumulated = law.double().cumsum(-1)
+    return (
+        torch.searchsorted(cumulated, u[:, None] * cumulated[:, -1:], right=True).squeeze(1).clamp(max=law.shape[1] - 1)
+    )
+
+
+def choose(logits: Float[Tensor, "B V"], rows: SamplingRows, positions: Int64[Tensor, " B"]) -> Int64[Tensor, " B"]:
+    """The token at `positions` (index in prompt plus answer) of each row, by argmax or by its law."""
+    greedy = logits.max(-1).indices
+    if rows.is_greedy:
+        return greedy
+    drawn = draw(target_law(logits, rows), uniforms(rows.seeds, positions, Draw.TOKEN))
+    return torch.where(rows.temperature > 0, drawn, greedy)
+
+
+def choose_in_tree(
+    tree: Tree, logits: Float[Tensor, "B N V"], rows: SamplingRows, cache_lengths: Int64[Tensor, " B"]
+) -> Int64[Tensor, "B N"]:
+    """The token the target chooses after each node: after every node for the argmax, else after those on the path it takes.
+
+    The token after a node of depth d has position cache_length + d + 1. Nodes off the path keep -1, which matches nothing.
+    """
+    if rows.is_greedy:
+        return logits.max(-1).indices
+    batch = torch.arange(len(logits), device=logits.device)
+    choices = torch.full_like(tree.token_ids, -1)
+    node = torch.zeros_like(batch)
+    is_on_path = torch.ones_like(batch, dtype=torch.bool)
+    columns = torch.arange(tree.token_ids.shape[1], device=logits.device)
+    for depth in range(tree.max_depth + 1):
+        tokens = choose(logits[batch, node], rows, cache_lengths + depth + 1)
+        choices[batch, node] = torch.where(is_on_path, tokens, choices[batch, node])
+        matches = (tree.token_ids == tokens[:, None]) & (tree.parents == node[:, None]) & tree.is_node & (columns > 0)
+        is_on_path = is_on_path & matches.any(-1)
+        if logits.device.type == "cpu" and not is_on_path.any():
+            break  # on a CPU a look costs nothing; a captured graph walks every level
+        node = torch.where(is_on_path, matches.int().argmax(-1), node)
+    return choices
