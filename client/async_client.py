@@ -1,0 +1,204 @@
+"""The client library's one implementation, asynchronous; `Client` runs it for callers without an event loop."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from types import TracebackType
+from typing import Unpack
+
+import numpy as np
+
+from furcate.builder.errors import FurcateError, RequestError, ServerError
+from furcate.client.messages import broke_off
+from furcate.client.options import Options, tensors_from_options
+from furcate.client.results import Delta, Generation, delta_from_outputs, stats_from_outputs
+from furcate.client.transport import Call, Transport, transport_to
+
+DEFAULT_DEADLINE_S = 300.0
+SILENCE_S = 3.0
+"""After so long without a response the client asks whether the model still lives: a dead one is only silent."""
+SIDE_CALL_S = 5.0
+"""How long cancelling or asking for life may take."""
+
+
+class _DeadlinePassed(ServerError):
+    """The server may still be at work on the request."""
+
+
+class AsyncClient:
+    """Generates text on a furcate server at "grpc://host:port" or "http://host:port".
+
+    `deadline_s` holds for each request from beginning to end. Raises ConfigError for the url, RequestError for what a
+    request asks, and ServerError when the server cannot be reached, fails, or passes the deadline.
+    """
+
+    def __init__(self, url: str, *, deadline_s: float = DEFAULT_DEADLINE_S) -> None:
+        self._url = url
+        self._deadline_s = deadline_s
+        self._transport: Transport = transport_to(url)
+
+    async def generate(self, prompt: str, **options: Unpack[Options]) -> Generation:
+        """The whole answer."""
+        stream = self._open(prompt, options, is_streaming=False)
+        async for _ in stream:
+            pass
+        return stream.generation
+
+    def stream(self, prompt: str, **options: Unpack[Options]) -> "AsyncStream":
+        """The answer piece by piece; leaving it early (`aclose`, `async with`) ends it on the server too."""
+        return self._open(prompt, options, is_streaming=True)
+
+    async def cancel(self, request_id: str) -> bool:
+        """True when a request with that id was running; it ends now with the reason "cancelled"."""
+        outputs = await asyncio.wait_for(self._side_call(request_id), SIDE_CALL_S)
+        return outputs["finish_reason"].reshape(-1)[0] == b"cancelled"
+
+    async def close(self) -> None:
+        """Gives the connections back."""
+        await self._transport.close()
+
+    async def __aenter__(self) -> "AsyncClient":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _open(self, prompt: str, options: Mapping[str, object], *, is_streaming: bool) -> "AsyncStream":
+        tensors = tensors_from_options(prompt, options)
+        tensors["stream"] = np.array([[is_streaming]])
+        call = Call(
+            model_name="ensemble", tensors=tensors, request_id=f"furcate-{uuid.uuid4().hex}", is_streaming=is_streaming
+        )
+        return AsyncStream(call, self._responses(call))
+
+    async def _responses(self, call: Call) -> AsyncIterator[dict[str, np.ndarray]]:
+        """The call's responses up to the last; whatever else ends it, the server is told to stop."""
+        is_over = False
+        deadline = time.monotonic() + self._deadline_s
+        responses = self._transport.infer(call)
+        try:
+            while not is_over:
+                outputs = await self._next_response(responses, deadline)
+                is_over = bool(outputs["finish_reason"].reshape(-1)[0])
+                yield outputs
+        except (RequestError, ServerError) as error:
+            is_over = not isinstance(error, _DeadlinePassed)
+            raise
+        finally:
+            await responses.aclose()  # pyright: ignore[reportAttributeAccessIssue]
+            if not is_over:
+                await self._cancel_quietly(call.request_id)
+
+    async def _next_response(
+        self, responses: AsyncIterator[dict[str, np.ndarray]], deadline: float
+    ) -> dict[str, np.ndarray]:
+        """The next response; ServerError at the deadline, or earlier when the model turns out to be dead."""
+        waiting = asyncio.ensure_future(anext(responses))
+        try:
+            while True:
+                rest_s = deadline - time.monotonic()
+                await asyncio.wait({waiting}, timeout=max(min(rest_s, SILENCE_S), 0.0))
+                if waiting.done():
+                    return waiting.result()
+                if rest_s <= SILENCE_S:
+                    raise _DeadlinePassed(
+                        f"The answer was not complete after {self._deadline_s:g} s and was given up; allow more with"
+                        " deadline_s."
+                    )
+                await self._check_alive()
+        except StopAsyncIteration:
+            raise broke_off(self._url, "the stream ended") from None
+        finally:
+            if not waiting.done():
+                waiting.cancel()
+                await asyncio.wait({waiting})
+
+    async def _check_alive(self) -> None:
+        """Raises the server's error when the model is dead; a model that is only slow is given time."""
+        try:
+            await asyncio.wait_for(self._side_call(""), SIDE_CALL_S)
+        except TimeoutError:
+            return
+
+    async def _cancel_quietly(self, request_id: str) -> None:
+        """Tells the server to stop; it may be gone, and then there is nothing to stop."""
+        cancelling = asyncio.ensure_future(asyncio.wait_for(self._side_call(request_id), SIDE_CALL_S))
+        try:
+            await asyncio.shield(cancelling)
+        except (FurcateError, TimeoutError):
+            pass
+
+    async def _side_call(self, cancel_id: str) -> dict[str, np.ndarray]:
+        """The model's answer to a request that only cancels (or, with an empty id, only asks for life)."""
+        tensors = {
+            "input_ids": np.zeros((1, 1), np.int32),
+            "input_lengths": np.zeros((1, 1), np.int32),
+            "request_output_len": np.zeros((1, 1), np.int32),
+        }
+        call = Call(
+            model_name="tensorrt_llm",
+            tensors=tensors,
+            request_id=f"furcate-{uuid.uuid4().hex}",
+            parameters={"cancel_id": cancel_id},
+        )
+        responses = self._transport.infer(call)
+        try:
+            return await anext(responses)
+        except StopAsyncIteration:
+            raise broke_off(self._url, "the stream ended") from None
+        finally:
+            await responses.aclose()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class AsyncStream:
+    """The pieces of one answer; afterwards `generation` is the whole."""
+
+    def __init__(self, call: Call, responses: AsyncIterator[dict[str, np.ndarray]]) -> None:
+        self.request_id = call.request_id
+        self._responses = responses
+        self._deltas: list[Delta] = []
+        self._last_outputs: dict[str, np.ndarray] = {}
+        self._log_probs: list[float] = []
+        self._start_s = time.monotonic()
+        self._duration_s = 0.0
+
+    def __aiter__(self) -> "AsyncStream":
+        return self
+
+    async def __anext__(self) -> Delta:
+        outputs = await anext(self._responses)
+        self._duration_s = time.monotonic() - self._start_s
+        self._last_outputs = outputs
+        self._log_probs += outputs["output_log_probs"].reshape(-1).tolist()
+        self._deltas.append(delta_from_outputs(outputs))
+        return self._deltas[-1]
+
+    async def aclose(self) -> None:
+        """Ends the answer here and on the server, if it is still running."""
+        await self._responses.aclose()  # pyright: ignore[reportAttributeAccessIssue]
+
+    async def __aenter__(self) -> "AsyncStream":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    @property
+    def generation(self) -> Generation:
+        """The whole answer; ServerError before its last piece came."""
+        if not self._deltas or self._deltas[-1].finish_reason is None:
+            raise ServerError("The answer is not complete; read the stream to its end first.")
+        return Generation(
+            request_id=self.request_id,
+            text="".join(delta.text for delta in self._deltas),
+            token_ids=tuple(token_id for delta in self._deltas for token_id in delta.token_ids),
+            finish_reason=self._deltas[-1].finish_reason,
+            stats=stats_from_outputs(self._last_outputs),
+            duration_s=self._duration_s,
+            log_probs=tuple(self._log_probs),
+        )

@@ -1,0 +1,76 @@
+"""Calls over HTTP: Triton's generate (one response) and generate_stream (server-sent events)."""
+
+import json
+from collections.abc import AsyncIterator
+
+import httpx
+import numpy as np
+
+from furcate.client.messages import broke_off, error_from_message, unreachable
+from furcate.client.transport import Call
+
+CONNECT_TIMEOUT_S = 10.0
+
+
+class HttpTransport:
+    """The server behind "http://host:port". Belongs to the event loop that first uses it."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=8)
+        timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
+        self._client = httpx.AsyncClient(base_url=url, limits=limits, timeout=timeout, trust_env=False)
+
+    async def infer(self, call: Call) -> AsyncIterator[dict[str, np.ndarray]]:
+        """The responses' tensors; the caller knows which is the last."""
+        verb = "generate_stream" if call.is_streaming else "generate"
+        try:
+            async with self._client.stream("POST", f"/v2/models/{call.model_name}/{verb}", json=_body(call)) as answer:
+                if answer.is_error:
+                    raise error_from_message(_error_text(await answer.aread(), answer.status_code))
+                if call.is_streaming:
+                    async for line in answer.aiter_lines():
+                        if line.startswith("data:"):
+                            yield _tensors(line.removeprefix("data:"))
+                else:
+                    yield _tensors((await answer.aread()).decode())
+        except httpx.ConnectError as error:
+            raise unreachable(self._url, str(error)) from None
+        except httpx.HTTPError as error:
+            raise broke_off(self._url, type(error).__name__) from None
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._client.aclose()
+
+
+def _body(call: Call) -> dict[str, object]:
+    """Triton's JSON: inputs by name, a single value bare; the batch dimension is left out."""
+    body: dict[str, object] = {"id": call.request_id}
+    for name, array in call.tensors.items():
+        values = [item.decode() if isinstance(item, bytes) else item for item in array.reshape(-1).tolist()]
+        body[name] = values[0] if len(values) == 1 else values
+    if call.parameters:
+        body["parameters"] = dict(call.parameters)
+    return body
+
+
+def _error_text(content: bytes, status: int) -> str:
+    try:
+        return str(json.loads(content.removeprefix(b"data:"))["error"])
+    except (ValueError, KeyError, TypeError):
+        return f"Server fault: HTTP status {status} without a message."
+
+
+def _tensors(text: str) -> dict[str, np.ndarray]:
+    values = json.loads(text)
+    if "error" in values:
+        raise error_from_message(str(values["error"]))
+    return {name: _array(value) for name, value in values.items()}
+
+
+def _array(value: object) -> np.ndarray:
+    items = np.asarray(value).reshape(-1)
+    if items.dtype.kind == "U":
+        return np.array([item.encode() for item in items.tolist()], dtype=np.object_)
+    return items

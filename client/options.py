@@ -1,0 +1,77 @@
+"""What a caller may ask for, and the tensors that say it."""
+
+from collections.abc import Mapping, Sequence
+from typing import TypedDict
+
+import numpy as np
+
+from furcate.builder.errors import RequestError
+from furcate.model_repository.io_table import NUMPY_DTYPES, Field
+from furcate.model_repository.tables import ENSEMBLE
+
+DEFAULT_MAX_TOKENS = 256
+
+
+class Options(TypedDict, total=False):
+    """Keyword arguments of `generate` and `stream`; what is left out is the server's default (greedy).
+
+    Every other input of the ensemble can be given under its own name too.
+    """
+
+    max_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    chat: bool
+    """Put the prompt into the target's chat template as a user's message."""
+    stop: Sequence[str]
+    """The text ends before the first of these."""
+    bad_words: Sequence[str]
+    min_tokens: int
+    end_id: int
+    """-1 never ends the text before max_tokens."""
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    return_log_probs: bool
+    exclude_input_in_output: bool
+
+
+_INPUT_NAMES = {"chat": "apply_chat_template", "stop": "stop_words"}
+_FIELDS = {field.name: field for field in ENSEMBLE.inputs}
+
+
+def tensors_from_options(prompt: str, options: Mapping[str, object]) -> dict[str, np.ndarray]:
+    """The ensemble's inputs by name, each with its batch dimension; RequestError names an option that is not known."""
+    tensors = {
+        "text_input": tensor_from_value(_FIELDS["text_input"], prompt),
+        "max_tokens": tensor_from_value(_FIELDS["max_tokens"], DEFAULT_MAX_TOKENS),
+    }
+    for option, value in options.items():
+        name = _INPUT_NAMES.get(option, option)
+        if name not in _FIELDS:
+            raise RequestError(
+                f"Unknown option '{option}'; the options are: {', '.join(sorted({*_INPUT_NAMES, *_FIELDS}))}."
+            )
+        if value is not None:
+            tensors[name] = tensor_from_value(_FIELDS[name], value)
+    return tensors
+
+
+def tensor_from_value(field: Field, value: object) -> np.ndarray:
+    """`value` as the field's dtype, shape [1, ...]; RequestError when it does not fit in."""
+    try:
+        if field.dtype == "STRING":
+            items = [value] if isinstance(value, str | bytes) else list(value)  # pyright: ignore[reportArgumentType]
+            encoded = [item.encode() if isinstance(item, str) else item for item in items]
+            array = np.array(encoded, dtype=np.object_)
+        else:
+            given = np.asarray(value)
+            dtype = np.dtype(NUMPY_DTYPES[field.dtype])
+            array = given.astype(dtype, casting="same_kind" if dtype.kind in "fb" else "unsafe")
+            if dtype.kind in "iu" and not np.array_equal(array, given):
+                raise ValueError("out of range")
+    except (TypeError, ValueError, OverflowError, UnicodeEncodeError):
+        raise RequestError(f"'{field.name}' is {value!r:.100}, which is no {field.dtype} value.") from None
+    return array.reshape(1, -1) if len(field.shape) == 1 else array[None]

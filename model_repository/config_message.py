@@ -1,0 +1,81 @@
+"""config.pbtxt from the I/O tables, through Triton's own protobuf message.
+
+Only fields that Triton 2.51 (24.10) knows: an unknown one stops the server.
+"""
+
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as pb
+
+from furcate.model_repository.io_table import Field, ModelTable
+from furcate.model_repository.tables import EnsembleStep
+
+SEQUENCE_IDLE_US = 24 * 3600 * 1_000_000
+"""Triton drops a sequence that rests this long between two steps: never in practice, a slow step is not idleness."""
+
+
+def text_from_config(config: "pb.ModelConfig") -> str:
+    """The config.pbtxt text."""
+    return text_format.MessageToString(config)
+
+
+def python_config(table: ModelTable, *, max_batch_size: int, parameters: dict[str, str]) -> "pb.ModelConfig":
+    """A Python model that answers each request once, on the CPU.
+
+    One instance: with more, a stream's text arrives out of order.
+    """
+    config = _base_config(table, max_batch_size)
+    config.backend = "python"
+    config.instance_group.add(kind=pb.ModelInstanceGroup.KIND_CPU, count=1)
+    for key, value in parameters.items():
+        config.parameters[key].string_value = value
+    return config
+
+
+def iterative_config(
+    table: ModelTable, *, max_batch_size: int, max_live_requests: int, parameters: dict[str, str]
+) -> "pb.ModelConfig":
+    """A decoupled Python model whose requests come round again for each step (iterative sequence batching).
+
+    `max_live_requests` take turns; a step holds up to `max_batch_size` of them, and further requests wait in order.
+    KIND_MODEL loads with and without a GPU; the code picks the device.
+    """
+    config = python_config(table, max_batch_size=max_batch_size, parameters=parameters)
+    config.instance_group[0].kind = pb.ModelInstanceGroup.KIND_MODEL
+    config.model_transaction_policy.decoupled = True
+    for tensor in config.input:
+        tensor.allow_ragged_batch = True
+    batching = config.sequence_batching
+    batching.iterative_sequence = True
+    batching.max_sequence_idle_microseconds = SEQUENCE_IDLE_US
+    batching.oldest.max_candidate_sequences = max_live_requests
+    start = batching.control_input.add(name="START").control.add()
+    start.kind = pb.ModelSequenceBatching.Control.CONTROL_SEQUENCE_START
+    start.int32_false_true.extend([0, 1])
+    return config
+
+
+def ensemble_config(table: ModelTable, steps: tuple[EnsembleStep, ...], *, max_batch_size: int) -> "pb.ModelConfig":
+    """The ensemble that joins the models; decoupled, because one of them is."""
+    config = _base_config(table, max_batch_size)
+    config.platform = "ensemble"
+    config.model_transaction_policy.decoupled = True
+    for step in steps:
+        message = config.ensemble_scheduling.step.add(model_name=step.model_name, model_version=-1)
+        for key, value in step.inputs.items():
+            message.input_map[key] = value
+        for key, value in step.outputs.items():
+            message.output_map[key] = value
+    return config
+
+
+def _base_config(table: ModelTable, max_batch_size: int) -> "pb.ModelConfig":
+    config = pb.ModelConfig(name=table.name, max_batch_size=max_batch_size)
+    for field in table.inputs:
+        config.input.add(name=field.name, data_type=_data_type(field), dims=field.shape, optional=field.is_optional)
+    for field in table.outputs:
+        config.output.add(name=field.name, data_type=_data_type(field), dims=field.shape)
+    return config
+
+
+def _data_type(field: Field) -> int:
+    return pb.DataType.Value(f"TYPE_{field.dtype}")

@@ -1,0 +1,82 @@
+"""Text to tokens: what `preprocessing` does, without Triton."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from furcate.builder.errors import RequestError
+from furcate.model_repository.io_table import text_from_bytes
+from furcate.model_repository.tables import PREPROCESSING
+from furcate.model_repository.word_lists import tensor_from_sequences
+
+
+class Prompts:
+    """Reads requests to `preprocessing` with the target's tokenizer (a transformers one)."""
+
+    def __init__(self, tokenizer: Any, *, end_ids: tuple[int, ...], vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._end_ids = end_ids
+        self._vocab_size = vocab_size
+
+    def outputs(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The outputs of `preprocessing` for one request's inputs; RequestError says what is wrong with them."""
+        values = PREPROCESSING.read(tensors)
+        ids = self._prompt_ids(values)
+        end_ids = values["END_ID"].tolist() if "END_ID" in values else list(self._end_ids)
+        end_ids = [] if end_ids == [-1] else end_ids
+        pad_ids = values["PAD_ID"].tolist() if "PAD_ID" in values else [*end_ids, 0][:1]
+        return PREPROCESSING.outputs_from(
+            {
+                "INPUT_ID": ids,
+                "REQUEST_INPUT_LEN": [len(ids)],
+                "REQUEST_OUTPUT_LEN": values["REQUEST_OUTPUT_LEN"],
+                "BAD_WORDS_IDS": self._word_list(values, "BAD_WORDS_DICT", with_space=True),
+                "STOP_WORDS_IDS": self._word_list(values, "STOP_WORDS_DICT", with_space=False),
+                "EMBEDDING_BIAS": self._embedding_bias(values),
+                "OUT_END_ID": end_ids,
+                "OUT_PAD_ID": pad_ids,
+            }
+        )
+
+    def _prompt_ids(self, values: Mapping[str, np.ndarray]) -> list[int]:
+        text = text_from_bytes("text_input", values["QUERY"][0])
+        if not text:
+            raise RequestError("'text_input' is empty; send at least one character.")
+        if not values.get("APPLY_CHAT_TEMPLATE", [False])[0]:
+            return self._tokenizer.encode(text)
+        if not self._tokenizer.chat_template:
+            raise RequestError("'apply_chat_template' is true, but this target's tokenizer has no chat template.")
+        message = {"role": "user", "content": text}
+        encoded = self._tokenizer.apply_chat_template([message], add_generation_prompt=True, return_dict=True)
+        return encoded["input_ids"]
+
+    def _word_list(self, values: Mapping[str, np.ndarray], name: str, *, with_space: bool) -> np.ndarray:
+        """The words' token sequences.
+
+        A bad word is barred as it stands and behind a space. A stop word ends the text before itself, not before a
+        space in front of it, so it is listed as it stands; `tensorrt_llm` finds its other tokenisations in the text.
+        """
+        words = [text_from_bytes(name, item) for item in values.get(name, ())]
+        sequences = {}
+        for word in words:
+            for spelling in (word, f" {word}") if with_space else (word,):
+                sequence = tuple(self._tokenizer.encode(spelling, add_special_tokens=False)) if word else ()
+                if sequence:
+                    sequences[sequence] = None
+        return tensor_from_sequences(list(sequences))
+
+    def _embedding_bias(self, values: Mapping[str, np.ndarray]) -> np.ndarray:
+        words = [text_from_bytes("embedding_bias_words", item) for item in values.get("EMBEDDING_BIAS_WORDS", ())]
+        weights = values.get("EMBEDDING_BIAS_WEIGHTS", np.zeros(0, np.float32))
+        if len(words) != len(weights):
+            raise RequestError(
+                f"'embedding_bias_words' has {len(words)} words and 'embedding_bias_weights' {len(weights)} weights; send"
+                " one weight for each word."
+            )
+        if not words:
+            return np.zeros(0, np.float32)
+        bias = np.zeros(self._vocab_size, np.float32)
+        for word, weight in zip(words, weights, strict=True):
+            bias[self._tokenizer.encode(word, add_special_tokens=False)] += weight
+        return bias

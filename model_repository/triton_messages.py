@@ -1,0 +1,26 @@
+"""Triton's requests and responses as plain arrays. Runs inside Triton's Python backend."""
+
+import json
+
+import triton_python_backend_utils as pb_utils
+
+
+def tensors_of(request):
+    """The request's inputs by name, each with its batch dimension."""
+    return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+
+
+def parameters_of(request):
+    """The request's own parameters."""
+    return json.loads(request.parameters() or "{}")
+
+
+def response(outputs):
+    """A response with these arrays."""
+    return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in outputs.items()])
+
+
+def error_response(message, *, is_cancelled=False):
+    """A response that carries one sentence."""
+    code = pb_utils.TritonError.CANCELLED if is_cancelled else pb_utils.TritonError.INVALID_ARG
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, code))
