@@ -25,8 +25,7 @@ class Draw(IntEnum):
     TOKEN = 0
     """The target's own token at a position: plain sampling, and every choice that must equal it."""
     ACCEPT = 1
-    BONUS = 2
-    DRAFT = 3
+    DRAFT = 2
 
 
 def uniforms(

@@ -1,11 +1,13 @@
 """The tree of candidate tokens that one step verifies.
 
 B batch rows, N nodes (fixed for all rows; a row may use fewer), D depth of the deepest node (the root has depth 0),
-W = ceil(N / 32) mask words. Node 0 is the root; ancestors always precede descendants, and a node's children are tried
-in the order of their indices. All functions keep fixed shapes and read nothing back to the host.
+W = ceil(N / 32) mask words, T trials (proposals of a node), L draft laws, V vocabulary. Node 0 is the root; ancestors
+always precede descendants, and a node's children are tried in the order of their indices. All functions keep fixed shapes
+and read nothing back to the host.
 """
 
 from dataclasses import dataclass, replace
+from enum import Enum
 
 import torch
 from jaxtyping import Bool, Float, Int32, Int64
@@ -14,20 +16,39 @@ from torch import Tensor
 WORD_BITS = 32
 
 
+class DraftKind(Enum):
+    """How the children of one node were come by. An acceptance rule is exact for some kinds only."""
+
+    DETERMINISTIC = "deterministic"
+    """Picked by a fixed rule from what the drafter knows, such as the most probable tokens."""
+    WITH_REPLACEMENT = "with replacement"
+    """Drawn independently, repeats included."""
+    WITHOUT_REPLACEMENT = "without replacement"
+    """Drawn one after another, each from the law with the earlier ones struck out."""
+    MIXED = "mixed"
+    """Deterministic, but for at most one child drawn from the law with the deterministic ones struck out."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class DraftLaws:
     """What the drafted tokens were drawn from.
 
-    probs     L distributions over the vocabulary, the draft's temperature already applied
-    law_ids   probs[b, law_ids[b, n]] is the distribution that proposed node n; root and padding hold any valid index.
-              One drafter has one law for all children of a node; merged drafters have one each.
-    is_drawn  true when node n's token was drawn at random from its law, false when it was picked (say, as the most
-              probable). Whether a drawn node is in the tree must be decided before it is drawn.
+    kind      how
+    probs     L distributions over the vocabulary, the draft's temperature already applied. Without replacement this is the
+              law of the first draw; in mixed trees it is the drawn child's, the deterministic ones already struck out
+    law_ids   probs[b, law_ids[b, t]] is the distribution that proposed trial t
+    is_drawn  true when node n was drawn at random. Whether a drawn node is in the tree must be decided before its token is
+              known, or by the order of drawing; deterministic nodes may be pruned freely
+    trial_nodes  the node that trial t proposes, in the order of drawing; trial 0 is the root and proposes nothing, and 0
+              marks padding too. None: trial t is node t. Trees merged from several drafters have more trials than nodes,
+              because a token that several drew is one node
     """
 
+    kind: DraftKind
     probs: Float[Tensor, "B L V"]
-    law_ids: Int64[Tensor, "B N"]
+    law_ids: Int64[Tensor, "B T"]
     is_drawn: Bool[Tensor, "B N"]
+    trial_nodes: Int64[Tensor, "B T"] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +61,8 @@ class Tree:
     ancestor_mask  mask[b, i, j] is true when j is i or its ancestor; false in every row and column of padding
     num_nodes      nodes in use, root included; nodes from there on are padding
     max_depth      no node of any row is deeper (a bound known without reading tensors)
-    max_trials     most children offered on one way down, all children of the nodes passed included (same kind of bound)
+    max_trials     most children offered on one way down, all children of the nodes passed included (also a bound)
+    num_parents    nodes from there on have no children in any row (also a bound)
     draft_laws     None for a tree whose every token was picked deterministically
 
     With parents [0, 0, 0, 1]: nodes 1 and 2 are the root's children, node 3 is node 1's; depths are [0, 1, 1, 2] and
@@ -54,12 +76,23 @@ class Tree:
     num_nodes: Int64[Tensor, " B"]
     max_depth: int
     max_trials: int
+    num_parents: int
     draft_laws: DraftLaws | None = None
 
     @property
     def is_node(self) -> Bool[Tensor, "B N"]:
         """True for nodes in use, false for padding."""
         return torch.arange(self.token_ids.shape[1], device=self.token_ids.device) < self.num_nodes[:, None]
+
+    @property
+    def kind(self) -> DraftKind:
+        """How the tree's tokens were come by."""
+        return self.draft_laws.kind if self.draft_laws else DraftKind.DETERMINISTIC
+
+    @property
+    def is_chain(self) -> bool:
+        """True when no node of any row can have two children."""
+        return self.max_trials == self.max_depth
 
     def with_draft_laws(self, draft_laws: DraftLaws) -> "Tree":
         """The same tree, saying what its tokens were drawn from."""
@@ -80,6 +113,7 @@ def tree_from_parents(
         num_nodes=num_nodes,
         max_depth=max_depth,
         max_trials=parents.shape[1] - 1,
+        num_parents=parents.shape[1],
     )
 
 

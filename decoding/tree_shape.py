@@ -90,6 +90,7 @@ class TreeShape:
             num_nodes=alone.num_nodes.expand(num_rows),
             max_depth=self.max_depth,
             max_trials=self.max_trials,
+            num_parents=max(self.parents) + 1,
         )
 
 

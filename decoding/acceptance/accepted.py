@@ -6,9 +6,10 @@ B batch rows, N nodes, D the tree's `max_depth`.
 from dataclasses import dataclass
 
 import torch
-from furcate.decoding.tree import Tree
 from jaxtyping import Bool, Int64
 from torch import Tensor
+
+from furcate.decoding.tree import Tree
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,13 @@ plain decoding with the same choices gives. Draft probabilities play no part.
 """
 
 import torch
-from furcate.decoding.acceptance.accepted import Accepted, accept_path_to
-from furcate.decoding.tree import Tree
-from jaxtyping import Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
+
+from furcate.decoding.acceptance.accepted import Accepted, accept_path_to
+from furcate.decoding.acceptance.order import table_rows
+from furcate.decoding.acceptance.rule import Coins
+from furcate.decoding.tree import DraftKind, Tree
 
 
 def follow(tree: Tree, choices: Int64[Tensor, "B N"]) -> Accepted:
@@ -32,3 +35,37 @@ def follow(tree: Tree, choices: Int64[Tensor, "B N"]) -> Accepted:
     is_on = tree.is_node & ~(tree.ancestor_mask & is_off[:, None, :]).any(-1)
     last_nodes = torch.where(is_on, tree.depths, -1).argmax(-1)
     return accept_path_to(tree, last_nodes, choices.gather(1, last_nodes[:, None]).squeeze(1))
+
+
+class Greedy:
+    """Temperature 0: follow the argmax of every node. `target` may be logits."""
+
+    name = "greedy"
+    is_lossless = True
+    kinds = frozenset(DraftKind)
+
+    def accept(self, tree: Tree, target: Float[Tensor, "B N V"], coins: Coins) -> Accepted:
+        """See `AcceptanceRule`; decides without a coin."""
+        return follow(tree, target.argmax(-1))
+
+
+class SampleAndMatch:
+    """Draw the target's own token after every node of the path it takes, and follow it. Exact for every tree.
+
+    Only nodes of that path are drawn at, one a depth.
+    """
+
+    name = "match"
+    is_lossless = True
+    kinds = frozenset(DraftKind)
+
+    def accept(self, tree: Tree, target: Float[Tensor, "B N V"], coins: Coins) -> Accepted:
+        """See `AcceptanceRule`."""
+        is_child = tree.is_node & (torch.arange(target.shape[1], device=target.device) > 0)
+        nodes = torch.zeros_like(tree.num_nodes)
+        for _ in range(tree.max_depth):
+            tokens = coins.pick(nodes, table_rows(target, nodes))
+            is_match = is_child & (tree.parents == nodes[:, None]) & (tree.token_ids == tokens[:, None])
+            matches = is_match.byte().argmax(1)
+            nodes = torch.where(matches > 0, matches, nodes)
+        return accept_path_to(tree, nodes, coins.pick(nodes, table_rows(target, nodes)))
