@@ -61,7 +61,10 @@ class Case:
     def to(self, device: str) -> Case:
         """The same problem on another device."""
         batch, norms = self.batch, self.norms
-        moved = {name: getattr(batch, name) for name in ("positions", "tree_mask", "cache_lengths", "page_table", "num_nodes")}
+        moved = {
+            name: getattr(batch, name)
+            for name in ("positions", "tree_mask", "cache_lengths", "page_table", "num_nodes")
+        }
         return replace(
             self,
             batch=replace(batch, **{name: None if t is None else t.to(device) for name, t in moved.items()}),

@@ -5,6 +5,7 @@ B batch, N nodes, S slots, H heads (q query, kv key/value), D head_dim.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,21 @@ class ReferenceResult:
     out: Float64[Tensor, "B N Hq*D"]
     keys: Float64[Tensor, "B N Hkv D"]
     values: Float64[Tensor, "B N Hkv D"]
+
+
+def unchanged(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values of a pool that stores them as they are."""
+    return keys, values
+
+
+@dataclass(frozen=True)
+class ReferenceModel:
+    """What a layer is; `as_stored` is what its pool keeps of a node's keys and values [Hkv, D], fp8 rounding say."""
+
+    spec: AttentionSpec
+    rope: RopeTable
+    norms: HeadNorms | None = None
+    as_stored: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = unchanged
 
 
 def rotated(x: Float64[Tensor, "H D"], cos: Float64[Tensor, " D/2"], sin: Float64[Tensor, " D/2"]) -> Tensor:
@@ -60,11 +76,10 @@ def reference_tree_attention(
     qkv: Float[Tensor, "B N (Hq+2Hkv)*D"],
     pool_layer: Float[Tensor, "pages 2 page_size Hkv D"],
     batch: TreeBatch,
-    model: tuple[AttentionSpec, RopeTable],
-    norms: HeadNorms | None = None,
+    model: ReferenceModel,
 ) -> ReferenceResult:
     """The attention of every node over its sequence's cache and its own ancestors; the pool is read, never written."""
-    spec, rope = model
+    spec, rope, norms = model.spec, model.rope, model.norms
     num_rows, num_nodes, _ = qkv.shape
     heads = (spec.num_query_heads, spec.num_kv_heads, spec.num_kv_heads)
     q, k, v = qkv.double().view(num_rows, num_nodes, sum(heads), spec.head_dim).split(heads, dim=2)
@@ -80,8 +95,7 @@ def reference_tree_attention(
                 query = head_normed(query, norms.query.double(), spec.norm_eps)
                 key = head_normed(key, norms.key.double(), spec.norm_eps)
             queries[node] = rotated(query, cos, sin)
-            result.keys[b, node] = rotated(key, cos, sin)
-            result.values[b, node] = v[b, node]
+            result.keys[b, node], result.values[b, node] = model.as_stored(rotated(key, cos, sin), v[b, node])
         for node in range(valid):
             keys, values = _attended(pool_layer, batch, spec, (b, node), result)
             result.out[b, node] = _softmax_average(queries[node], keys, values, spec)

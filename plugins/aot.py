@@ -1,0 +1,135 @@
+"""Ahead-of-time compilation of a kernel on a machine without a GPU: PTX, cubin, and what the chip will make of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from furcate.builder.errors import BuildError
+from furcate.plugins.chips import Chip, chip_of
+
+REGISTERS_PER_SM = 65_536
+TENSOR_MEMORY_COLUMNS = 512
+RESERVED_SHARED_BYTES = 1024
+"""What the driver keeps of shared memory for itself in every block."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelSource:
+    """A kernel with its types: `signature` maps argument names to Triton types, `constants` the rest to values."""
+
+    kernel: Any
+    signature: dict[str, str]
+    constants: dict[str, Any]
+    num_warps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelReport:
+    """Resources of a compiled kernel; `opcodes` counts SASS instructions by their first word."""
+
+    arch: int
+    registers: int
+    stack_bytes: int
+    shared_bytes: int
+    tensor_memory_columns: int
+    num_warps: int
+    opcodes: Counter[str] = field(repr=False)
+
+    @property
+    def ctas_per_sm(self) -> int:
+        """Blocks that fit an SM at once: the least that registers, shared memory, threads, tensor memory allow."""
+        chip = chip_of(self.arch)
+        registers_per_warp = -(-self.registers * 32 // 256) * 256
+        limits = [
+            REGISTERS_PER_SM // (registers_per_warp * self.num_warps),
+            chip.shared_bytes_per_sm // (self.shared_bytes + RESERVED_SHARED_BYTES),
+            chip.threads_per_sm // (32 * self.num_warps),
+        ]
+        if self.tensor_memory_columns:
+            limits.append(TENSOR_MEMORY_COLUMNS // self.tensor_memory_columns)
+        return min(limits)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the chip can launch it; the compiler itself never checks shared memory."""
+        return self.shared_bytes <= chip_of(self.arch).shared_bytes_per_block
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompiledKernel:
+    """PTX and cubin of one kernel for one architecture."""
+
+    name: str
+    ptx: str
+    cubin: bytes
+    report: KernelReport
+
+
+def compile_kernel(source: KernelSource, arch: int) -> CompiledKernel:
+    """The kernel compiled for sm_<arch>, the same bytes on every machine; ConfigError for an unknown arch."""
+    chip = chip_of(arch)
+    names = source.kernel.arg_names
+    # Buffers of torch and TensorRT are aligned to 256 bytes; scalars promise nothing.
+    aligned = {
+        (i,): [["tt.divisibility", 16]]
+        for i, name in enumerate(names)
+        if source.signature.get(name, "").startswith("*")
+    }
+    ast = ASTSource(
+        fn=source.kernel,
+        signature={name: source.signature.get(name, "constexpr") for name in names},
+        constexprs={(names.index(name),): value for name, value in source.constants.items()},
+        attrs=aligned,
+    )
+    options = {"num_warps": source.num_warps, "num_stages": 1, "ptx_version": chip.ptx_version}
+    with triton.knobs.compilation.scope():
+        triton.knobs.compilation.disable_line_info = True  # file paths would make the bytes differ by directory
+        compiled = triton.compile(ast, target=GPUTarget("cuda", arch, 32), options=options)
+    ptx, cubin = compiled.asm["ptx"], compiled.asm["cubin"]
+    report = _report(compiled.metadata, cubin, chip)
+    return CompiledKernel(name=compiled.metadata.name, ptx=ptx, cubin=cubin, report=report)
+
+
+def _report(metadata: Any, cubin: bytes, chip: Chip) -> KernelReport:
+    usage = _cuobjdump(cubin, "-res-usage")
+    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+    if found is None:
+        raise BuildError(f"cuobjdump named no registers for sm_{chip.arch}; it printed: {usage.strip()[:200]}")
+    return KernelReport(
+        arch=chip.arch,
+        registers=int(found[1]),
+        stack_bytes=int(found[2]),
+        shared_bytes=metadata.shared,
+        tensor_memory_columns=metadata.tmem_size or 0,
+        num_warps=metadata.num_warps,
+        opcodes=opcodes_of(_cuobjdump(cubin, "-sass")),
+    )
+
+
+def opcodes_of(sass: str) -> Counter[str]:
+    """How often each opcode occurs in cuobjdump's listing, modifiers dropped."""
+    return Counter(re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)", sass, re.MULTILINE))
+
+
+def _cuobjdump(cubin: bytes, option: str) -> str:
+    """Output of the cuobjdump that triton ships beside its ptxas."""
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        path = f"{tools}{os.pathsep}{os.environ.get('PATH', '')}"
+        command = [str(tools / "cuobjdump"), option, file.name]
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True, env={**os.environ, "PATH": path}
+        ).stdout

@@ -1,0 +1,227 @@
+"""The fused tree-attention kernel: rotate by position, store the tree's K/V in its pages, attend prefix and tree.
+
+One program computes BLOCK_M query rows of one (sequence, KV head) over one split of the prefix. The rows are nodes x
+query heads of the group, so a group reads its K/V once. Only the last split attends the tree; its first program
+stores the tree's K/V. Argument order is inputs, int32 scalars, outputs: TensorRT launches it so.
+
+b sequence, h KV head, m query row (node * group + query head of the group), n key row, d head_dim (padded to DP).
+"""
+
+import triton
+import triton.language as tl
+
+from furcate.plugins.tree_attention.ancestors import tree_attended
+from furcate.plugins.tree_attention.rows import key_dims, pool_base, rotated_rows, row_offsets
+from furcate.plugins.tree_attention.softmax import LOG2E, LOWEST, attend_block
+
+
+@triton.jit(do_not_specialize=["layer", "num_nodes", "num_words", "num_pages", "num_splits", "node_offset"])
+def tree_attention_split(
+    qkv_ptr, positions_ptr, tree_mask_ptr, num_valid_ptr, cache_lengths_ptr, page_table_ptr,
+    rope_cos_ptr, rope_sin_ptr, head_norms_ptr, kv_scales_ptr, kv_pool_ptr,
+    layer, num_nodes, num_words, num_pages, num_splits, node_offset,
+    partial_out_ptr, partial_stats_ptr,
+    HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PAGE: tl.constexpr,
+    KV_DTYPE: tl.constexpr, SCALE: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, EPS: tl.constexpr,
+    HAS_NORMS: tl.constexpr, IS_RAGGED: tl.constexpr, IS_CHAIN: tl.constexpr, HAS_OFFSET: tl.constexpr,
+    IS_SINGLE: tl.constexpr, IS_FUSED: tl.constexpr, IS_PACKED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Grid (M blocks, splits, B * KV heads); with IS_SINGLE `out` is [B, N, Hq*D], else partials and their stats.
+
+    IS_FUSED and IS_PACKED are off only in ablations: q and k come rotated and nothing is stored; one query head a row
+    block.
+    """
+    GROUP: tl.constexpr = HQ // HKV
+    PACK: tl.constexpr = GROUP if IS_PACKED else 1
+    ROW_WIDTH: tl.constexpr = HKV * D
+    QKV_WIDTH: tl.constexpr = (HQ + 2 * HKV) * D
+    IS_FP8: tl.constexpr = tl.float8e4nv == KV_DTYPE
+    DTYPE: tl.constexpr = qkv_ptr.dtype.element_ty
+    PRECISION: tl.constexpr = "ieee" if tl.float32 == DTYPE else "tf32"
+    m_block, split = tl.program_id(0), tl.program_id(1)
+    b, head = tl.program_id(2) // (HQ // PACK), tl.program_id(2) % (HQ // PACK)
+    h = head * PACK // GROUP
+    cache_length = tl.load(cache_lengths_ptr + b)
+    num_valid = num_nodes
+    if IS_RAGGED:
+        num_valid = tl.minimum(tl.load(num_valid_ptr + b), num_nodes)
+    pool = pool_base(kv_pool_ptr, layer, KV_DTYPE) + h * D
+    table = page_table_ptr + b * num_pages
+    qk_scale = LOG2E * SCALE if SOFTCAP is None else 2.0 * LOG2E * SCALE / SOFTCAP
+    k_scale, v_scale = 1.0, 1.0
+    if IS_FP8:
+        k_scale, v_scale = tl.load(kv_scales_ptr), tl.load(kv_scales_ptr + 1)
+        qk_scale = qk_scale * k_scale
+
+    d = tl.arange(0, DP)
+    kd, is_kd = key_dims(D, DP)
+    row = m_block * BLOCK_M + tl.arange(0, BLOCK_M)
+    node = row // PACK
+    is_row = node < num_valid
+    q_rows = qkv_ptr + (b * num_nodes + node) * QKV_WIDTH + (head * PACK + row % PACK) * D
+    position = tl.load(positions_ptr + b * num_nodes + node, mask=is_row, other=0)
+    q = rotated_rows(
+        q_rows, position, is_row, rope_cos_ptr, rope_sin_ptr, head_norms_ptr, D, DP, EPS, HAS_NORMS, IS_FUSED
+    ).to(DTYPE)
+
+    m = tl.full([BLOCK_M], LOWEST, tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, DP], tl.float32)
+
+    # The prefix: blocks start at multiples of BLOCK_N, so a block lies on one page where pages are at least as long.
+    first = 0
+    if WINDOW is not None:
+        first = tl.maximum(cache_length + 1 - WINDOW, 0) // BLOCK_N * BLOCK_N
+    per_split = tl.cdiv(tl.cdiv(cache_length - first, BLOCK_N), num_splits) * BLOCK_N
+    low = first + split * per_split
+    high = tl.minimum(low + per_split, cache_length)
+    whole = high // BLOCK_N * BLOCK_N
+    n = tl.arange(0, BLOCK_N)
+    if PAGE >= BLOCK_N:
+        page = tl.load(table + low // PAGE, mask=low < high, other=0)
+    else:
+        page = tl.load(table + (low + n) // PAGE, mask=low + n < high, other=0)
+    for start in tl.range(low, whole, BLOCK_N, num_stages=STAGES):
+        # The next block's page id is fetched one block ahead, so that its K/V copy need not wait for it.
+        if PAGE >= BLOCK_N:
+            next_page = tl.load(table + (start + BLOCK_N) // PAGE, mask=start + BLOCK_N < high, other=0)
+            rows = row_offsets(page, start % PAGE + n, PAGE, ROW_WIDTH)
+        else:
+            following = start + BLOCK_N + n
+            next_page = tl.load(table + following // PAGE, mask=following < high, other=0)
+            rows = row_offsets(page, n % PAGE, PAGE, ROW_WIDTH)
+        keys, values = pool + rows[:, None] + kd[None, :], pool + (rows + PAGE * ROW_WIDTH)[:, None] + d[None, :]
+        if D == DP:
+            k, v = tl.load(keys), tl.load(values)
+        else:
+            k = tl.load(keys, mask=is_kd[None, :], other=0.0)
+            v = tl.load(values, mask=(d < D)[None, :], other=0.0)
+        is_attended = None
+        if WINDOW is not None:
+            is_attended = position[:, None] - (start + n)[None, :] < WINDOW
+        m, total, acc = attend_block(
+            q, k.to(DTYPE), v.to(DTYPE), is_attended, m, total, acc, qk_scale, SOFTCAP, PRECISION
+        )
+        page = next_page
+    if whole < high and low < high:
+        # The prefix's last, partial block: rows behind the cache's end are not read, whatever they hold.
+        slot = whole + n
+        rows = row_offsets(page, slot % PAGE, PAGE, ROW_WIDTH)
+        keys, values = pool + rows[:, None] + kd[None, :], pool + (rows + PAGE * ROW_WIDTH)[:, None] + d[None, :]
+        k = tl.load(keys, mask=(slot < high)[:, None] & is_kd[None, :], other=0.0).to(DTYPE)
+        v = tl.load(values, mask=(slot < high)[:, None] & (d < D)[None, :], other=0.0).to(DTYPE)
+        is_attended = (slot < high)[None, :]
+        if WINDOW is not None:
+            is_attended = is_attended & (position[:, None] - slot[None, :] < WINDOW)
+        m, total, acc = attend_block(q, k, v, is_attended, m, total, acc, qk_scale, SOFTCAP, PRECISION)
+
+    if split == num_splits - 1:
+        t = tl.arange(0, BLOCK_T)
+        mask_rows = tree_mask_ptr + (b * num_nodes + node) * num_words
+        num_columns = node_offset + num_valid
+        last = node_offset + node
+        if HAS_OFFSET:
+            for start in tl.range(0, node_offset, BLOCK_T, num_stages=1):
+                column = start + t
+                slot = cache_length + column
+                is_earlier = column < node_offset
+                page_t = tl.load(table + slot // PAGE, mask=is_earlier & (slot // PAGE < num_pages), other=-1)
+                is_attended = tree_attended(
+                    mask_rows, is_row, last, position, cache_length, start, node_offset, num_words, column,
+                    IS_CHAIN, WINDOW,
+                )  # fmt: skip
+                # A column that no row attends may never have been stored.
+                is_stored = (tl.max(is_attended.to(tl.int32), 0) > 0) & (page_t >= 0)
+                rows = row_offsets(page_t, slot % PAGE, PAGE, ROW_WIDTH)
+                keys, values = (
+                    pool + rows[:, None] + kd[None, :],
+                    pool + (rows + PAGE * ROW_WIDTH)[:, None] + d[None, :],
+                )
+                k = tl.load(keys, mask=is_stored[:, None] & is_kd[None, :], other=0.0).to(DTYPE)
+                v = tl.load(values, mask=is_stored[:, None] & (d < D)[None, :], other=0.0).to(DTYPE)
+                m, total, acc = attend_block(q, k, v, is_attended, m, total, acc, qk_scale, SOFTCAP, PRECISION)
+        end = num_valid
+        if IS_CHAIN:
+            end = tl.minimum(num_valid, ((m_block + 1) * BLOCK_M - 1) // PACK + 1)
+        # The last block of rows sees every column, in a chain too.
+        is_storing = (m_block == tl.num_programs(0) - 1) & (head * PACK % GROUP == 0) & IS_FUSED
+        for start in tl.range(0, end, BLOCK_T, num_stages=1):
+            new = start + t
+            is_new = new < num_valid
+            new_rows = qkv_ptr + (b * num_nodes + new) * QKV_WIDTH + (HQ + h) * D
+            position_t = tl.load(positions_ptr + b * num_nodes + new, mask=is_new, other=0)
+            k = rotated_rows(
+                new_rows,
+                position_t,
+                is_new,
+                rope_cos_ptr,
+                rope_sin_ptr,
+                head_norms_ptr + D,
+                D,
+                DP,
+                EPS,
+                HAS_NORMS,
+                IS_FUSED,
+            )
+            v = tl.load(new_rows[:, None] + HKV * D + d[None, :], mask=is_new[:, None] & (d < D)[None, :], other=0.0)
+            if IS_FP8:
+                # Attended as stored: a tree grown level by level gives what the whole tree gives.
+                k = tl.clamp(k / k_scale, -448.0, 448.0)
+                v = tl.clamp(v.to(tl.float32) / v_scale, -448.0, 448.0)
+            k, v = k.to(KV_DTYPE), v.to(KV_DTYPE)
+            if is_storing:
+                slot = cache_length + node_offset + new
+                page_t = tl.load(table + slot // PAGE, mask=is_new & (slot // PAGE < num_pages), other=-1)
+                rows = row_offsets(page_t, slot % PAGE, PAGE, ROW_WIDTH)
+                keys, values = (
+                    pool + rows[:, None] + kd[None, :],
+                    pool + (rows + PAGE * ROW_WIDTH)[:, None] + d[None, :],
+                )
+                tl.store(keys, k, mask=(page_t >= 0)[:, None] & is_kd[None, :])
+                tl.store(values, v, mask=(page_t >= 0)[:, None] & (d < D)[None, :])
+            is_attended = tree_attended(
+                mask_rows, is_row, last, position, cache_length, node_offset + start, num_columns, num_words,
+                node_offset + new, IS_CHAIN, WINDOW,
+            )  # fmt: skip
+            m, total, acc = attend_block(
+                q, k.to(DTYPE), v.to(DTYPE), is_attended, m, total, acc, qk_scale, SOFTCAP, PRECISION
+            )
+
+    if IS_FP8:
+        acc = acc * v_scale
+    is_out = (node < num_nodes)[:, None] & (d < D)[None, :]
+    if IS_SINGLE:
+        result = tl.where(is_row[:, None], acc / tl.where(total > 0, total, 1.0)[:, None], 0.0)
+        out_rows = partial_out_ptr + ((b * num_nodes + node) * HQ + head * PACK + row % PACK) * D
+        tl.store(out_rows[:, None] + d[None, :], result.to(partial_out_ptr.dtype.element_ty), mask=is_out)
+    else:
+        rows = (tl.program_id(2) * num_splits + split).to(tl.int64) * (num_nodes * PACK) + row
+        tl.store(partial_out_ptr + rows[:, None] * D + d[None, :], tl.where(is_row[:, None], acc, 0.0), mask=is_out)
+        tl.store(partial_stats_ptr + rows * 2, tl.where(is_row, m, LOWEST), mask=node < num_nodes)
+        tl.store(partial_stats_ptr + rows * 2 + 1, tl.where(is_row, total, 0.0), mask=node < num_nodes)
+
+
+@triton.jit(do_not_specialize=["num_nodes", "num_splits"])
+def tree_attention_reduce(
+    partial_out_ptr, partial_stats_ptr, qkv_ptr,
+    num_nodes, num_splits,
+    out_ptr,
+    HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PACK: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+):  # fmt: skip
+    """Grid (N * PACK rows, B * heads): the splits' partial results weighed together; `qkv` only names the dtype."""
+    row, z = tl.program_id(0), tl.program_id(1)
+    b, head = z // (HQ // PACK), z % (HQ // PACK)
+    split, d = tl.arange(0, BLOCK_S), tl.arange(0, DP)
+    is_split = split < num_splits
+    rows = (z * num_splits + split).to(tl.int64) * (num_nodes * PACK) + row
+    m = tl.load(partial_stats_ptr + rows * 2, mask=is_split, other=LOWEST)
+    sums = tl.load(partial_stats_ptr + rows * 2 + 1, mask=is_split, other=0.0)
+    weight = tl.exp2(m - tl.max(m, 0))
+    total = tl.sum(weight * sums, 0)
+    mask = is_split[:, None] & (d < D)[None, :]
+    partial = tl.load(partial_out_ptr + rows[:, None] * D + d[None, :], mask=mask, other=0.0)
+    out = tl.sum(partial * weight[:, None], 0) / tl.where(total > 0, total, 1.0)
+    out_row = out_ptr + ((b * num_nodes + row // PACK) * HQ + head * PACK + row % PACK) * D
+    tl.store(out_row + d, out.to(out_ptr.dtype.element_ty), mask=d < D)
