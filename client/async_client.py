@@ -1,6 +1,7 @@
 """The client library's one implementation, asynchronous; `Client` runs it for callers without an event loop."""
 
 import asyncio
+import contextlib
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
@@ -22,7 +23,7 @@ SIDE_CALL_S = 5.0
 """How long cancelling or asking for life may take."""
 
 
-class _DeadlinePassed(ServerError):
+class _DeadlineError(ServerError):
     """The server may still be at work on the request."""
 
 
@@ -85,7 +86,7 @@ class AsyncClient:
                 is_over = bool(outputs["finish_reason"].reshape(-1)[0])
                 yield outputs
         except (RequestError, ServerError) as error:
-            is_over = not isinstance(error, _DeadlinePassed)
+            is_over = not isinstance(error, _DeadlineError)
             raise
         finally:
             await responses.aclose()  # pyright: ignore[reportAttributeAccessIssue]
@@ -104,7 +105,7 @@ class AsyncClient:
                 if waiting.done():
                     return waiting.result()
                 if rest_s <= SILENCE_S:
-                    raise _DeadlinePassed(
+                    raise _DeadlineError(
                         f"The answer was not complete after {self._deadline_s:g} s and was given up; allow more with"
                         " deadline_s."
                     )
@@ -126,10 +127,8 @@ class AsyncClient:
     async def _cancel_quietly(self, request_id: str) -> None:
         """Tells the server to stop; it may be gone, and then there is nothing to stop."""
         cancelling = asyncio.ensure_future(asyncio.wait_for(self._side_call(request_id), SIDE_CALL_S))
-        try:
+        with contextlib.suppress(FurcateError, TimeoutError):
             await asyncio.shield(cancelling)
-        except (FurcateError, TimeoutError):
-            pass
 
     async def _side_call(self, cancel_id: str) -> dict[str, np.ndarray]:
         """The model's answer to a request that only cancels (or, with an empty id, only asks for life)."""

@@ -4,8 +4,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
+from grpc import StatusCode
+from grpc.aio import AioRpcError
 from tritonclient.grpc import InferInput, aio
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+from tritonclient.utils import np_to_triton_dtype
 
 from furcate.client.messages import broke_off, error_from_message, unreachable
 from furcate.client.transport import Call
@@ -28,11 +30,11 @@ class GrpcTransport:
                     raise error_from_message(str(error.message()))
                 has_answered = True
                 yield _tensors(result)
-        except InferenceServerException as error:
-            detail = str(error.status() or "no status").removeprefix("StatusCode.")
-            if detail == "UNAVAILABLE" and not has_answered and "connect" in str(error.message()):
-                raise unreachable(self._url, detail) from None
-            raise broke_off(self._url, detail) from None
+        except AioRpcError as error:
+            status, detail = error.code(), (error.details() or "no detail").splitlines()[0]
+            if status is StatusCode.UNAVAILABLE and not has_answered and "connect" in detail:
+                raise unreachable(self._url, "connection refused") from None
+            raise broke_off(self._url, status.name) from None
         finally:
             responses.cancel()
 

@@ -44,12 +44,12 @@ def find_installation(scratch: Path) -> Installation:
 
 def _wheel_installation(package: Path, scratch: Path) -> Installation:
     root = package / "tritonserver"
-    stub = root / f"python_backend_stubs/{sys.version_info.major}.{sys.version_info.minor}/triton_python_backend_stub"
+    stubs = root / "python_backend_stubs"
+    python_version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    stub = stubs / python_version / "triton_python_backend_stub"
     if not stub.exists():
-        raise ConfigError(
-            f"The nvidia-pytriton wheel has no Python backend for Python {sys.version_info.major}."
-            f"{sys.version_info.minor}; use one of: {', '.join(sorted(path.parent.name for path in stub.parent.parent.glob('*/*')))}."
-        )
+        known = ", ".join(sorted(path.name for path in stubs.iterdir()))
+        raise ConfigError(f"The nvidia-pytriton wheel has no Python backend for Python {python_version}; it has {known}.")
     backend = scratch / "backends/python"
     backend.mkdir(parents=True)
     for source in (

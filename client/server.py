@@ -115,13 +115,7 @@ class TritonServer:
         """Ends the server in order (in-flight work finishes), removes its leftovers; its exit code, if it ran."""
         code = None
         if self._process is not None:
-            if self._process.poll() is None:
-                self._process.send_signal(signal.SIGTERM)
-            try:
-                code = self._process.wait(timeout=4 * EXIT_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                code = self._process.wait()
+            code = _end(self._process)
         for leftover in SHARED_MEMORY.glob(f"{self._shm_prefix}*"):
             leftover.unlink(missing_ok=True)
         shutil.rmtree(self._scratch, ignore_errors=True)
@@ -190,6 +184,21 @@ def failure_in_log(log_file: Path) -> str:
     own = [match for reason in reasons for match in re.findall(r"(?:EngineMismatch|ConfigError): (.+)", reason)]
     reason = (own or reasons or ["no reason was logged"])[0].strip().rstrip(".")
     return f"{reason}. Its log is {log_file}."
+
+
+def _end(process: subprocess.Popen[bytes]) -> int:
+    """The exit code of a process asked to end, and made to end when it does not (or when a second Ctrl-C comes)."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+    try:
+        return process.wait(timeout=4 * EXIT_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
 
 
 def _die_with_parent() -> None:

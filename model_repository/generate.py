@@ -12,22 +12,20 @@ found through a path relative to the repository.
 
 import json
 import os
-import shutil
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from furcate.builder.errors import BuildError, ConfigError
+from furcate.builder.config import Layout
+from furcate.builder.errors import ConfigError
+from furcate.builder.staging import check_output, staged
 from furcate.model_repository import config_message
 from furcate.model_repository.tables import ENSEMBLE, ENSEMBLE_STEPS, POSTPROCESSING, PREPROCESSING, TENSORRT_LLM
 
 if TYPE_CHECKING:
     from tritonclient.grpc import model_config_pb2 as pb
 
-LAYOUTS = ("fused",)
-MODEL_NAMES = (PREPROCESSING.name, TENSORRT_LLM.name, POSTPROCESSING.name, ENSEMBLE.name)
 LIVE_REQUESTS_PER_ROW = 4
-"""How many requests take turns for each row of a step, unless told otherwise; the rest wait."""
+"""How many requests take turns for each row of a step; the rest wait."""
 
 _MODEL_FILE = '''"""Written by furcate; the model is furcate.model_repository.{module}."""
 
@@ -39,22 +37,17 @@ def write_repository(
     output: Path,
     *,
     engine_dir: Path,
-    layout: str = "fused",
+    layout: Layout = Layout.FUSED,
     max_batch_size: int | None = None,
-    max_live_requests: int | None = None,
+    may_replace: bool = False,
 ) -> Path:
     """The repository's directory, written whole or not at all.
 
-    An earlier furcate repository at `output` is replaced. `max_batch_size` rows make a step (default: the engine's);
-    `max_live_requests` take turns in them. Raises ConfigError and BuildError.
+    `max_batch_size` requests make a step (default: as many as the engine allows); further ones take turns with them, and
+    the rest wait in order. Raises ConfigError and BuildError.
     """
-    if layout not in LAYOUTS:
-        raise ConfigError(f"Unknown layout '{layout}'; it can be: {', '.join(LAYOUTS)}.")
     num_rows = _num_rows(engine_dir, max_batch_size)
-    num_live = LIVE_REQUESTS_PER_ROW * num_rows if max_live_requests is None else max_live_requests
-    if num_live < num_rows:
-        raise ConfigError(f"max_live_requests is {num_live}, but a step has {num_rows} rows; give at least {num_rows}.")
-    _check_replaceable(output)
+    check_output(output, may_replace=may_replace)
     relative = os.path.relpath(engine_dir.resolve(), output.resolve())
     configs = {
         PREPROCESSING.name: config_message.python_config(
@@ -63,8 +56,8 @@ def write_repository(
         TENSORRT_LLM.name: config_message.iterative_config(
             TENSORRT_LLM,
             max_batch_size=num_rows,
-            max_live_requests=num_live,
-            parameters={"engine_dir": relative, "layout": layout},
+            max_live_requests=LIVE_REQUESTS_PER_ROW * num_rows,
+            parameters={"engine_dir": relative, "layout": layout.value},
         ),
         POSTPROCESSING.name: config_message.python_config(
             POSTPROCESSING, max_batch_size=num_rows, parameters={"engine_dir": relative}
@@ -73,7 +66,7 @@ def write_repository(
     }
     modules = {
         PREPROCESSING.name: "triton_preprocessing",
-        TENSORRT_LLM.name: f"triton_{layout}",
+        TENSORRT_LLM.name: f"triton_{layout.value}",
         POSTPROCESSING.name: "triton_postprocessing",
     }
     _write(output, configs, modules)
@@ -95,32 +88,11 @@ def _num_rows(engine_dir: Path, max_batch_size: int | None) -> int:
     return num_rows
 
 
-def _check_replaceable(output: Path) -> None:
-    """Raises ConfigError when something that is no repository of ours stands at `output`."""
-    if not output.exists():
-        return
-    is_ours = output.is_dir() and {entry.name for entry in output.iterdir()} <= set(MODEL_NAMES)
-    if not is_ours:
-        raise ConfigError(f"'{output}' exists and is no furcate repository; choose another path or remove it.")
-
-
 def _write(output: Path, configs: "dict[str, pb.ModelConfig]", modules: dict[str, str]) -> None:
-    temporary = None
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
-        fresh = temporary / "repository"
+    with staged(output) as directory:
         for name, config in configs.items():
-            version = fresh / name / "1"
+            version = directory / name / "1"
             version.mkdir(parents=True)
-            (fresh / name / "config.pbtxt").write_text(config_message.text_from_config(config))
+            (directory / name / "config.pbtxt").write_text(config_message.text_from_config(config))
             if name in modules:
                 (version / "model.py").write_text(_MODEL_FILE.format(module=modules[name]))
-        if output.exists():
-            output.rename(temporary / "replaced")
-        fresh.rename(output)
-    except OSError as error:
-        raise BuildError(f"The model repository '{output}' cannot be written: {error.strerror}.") from None
-    finally:
-        if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)

@@ -1,0 +1,62 @@
+"""The commands that work without a server: inspect, compare, example, kernels."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectConfig:
+    """Print what an engine is: target, head, tree, limits, sizes.
+
+    Example: furcate inspect engines/smol
+    """
+
+    engine: tyro.conf.Positional[Path]
+    """Engine directory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExampleConfig:
+    """Fetch the example model, SmolLM2-135M-Instruct (about 93 MB, once), and save it as a Hugging Face directory.
+
+    Example: furcate example --output SmolLM2-135M-Instruct
+    """
+
+    output: Path
+    """Directory to write; at once when the model is there already."""
+    cache_dir: Path | None = None
+    """Where the download is kept; default ~/.cache/furcate."""
+
+
+def run_inspect(arguments: Sequence[str]) -> None:
+    """Runs `furcate inspect`."""
+    config = tyro.cli(InspectConfig, prog="furcate inspect", args=arguments)
+    from furcate.builder.inspect import print_engine
+
+    print_engine(config.engine)
+
+
+def run_compare(arguments: Sequence[str]) -> None:
+    """Runs `furcate compare`."""
+    from furcate.decoding.compare import CompareConfig, compare
+
+    compare(tyro.cli(CompareConfig, prog="furcate compare", args=arguments))
+
+
+def run_example(arguments: Sequence[str]) -> None:
+    """Runs `furcate example`."""
+    config = tyro.cli(ExampleConfig, prog="furcate example", args=arguments)
+    from furcate.builder.example import extract_example_model
+
+    path = extract_example_model(config.output, config.cache_dir, progress=lambda line: print(line, flush=True))
+    print(f"The example model is in {path}.")
+
+
+def run_kernels(arguments: Sequence[str]) -> None:
+    """Runs `furcate kernels`."""
+    from furcate.plugins.report import KernelsConfig, print_report
+
+    print_report(tyro.cli(KernelsConfig, prog="furcate kernels", args=arguments))
