@@ -11,21 +11,13 @@ from transformers import PreTrainedConfig
 from furcate.builder.errors import CheckpointError
 from furcate.builder.network.spec import RopeKind, RopeSpec
 
-_NEEDED = {
-    RopeKind.DEFAULT: (),
-    RopeKind.LINEAR: ("factor",),
-    RopeKind.DYNAMIC: ("factor",),
-    RopeKind.YARN: ("factor",),
-    RopeKind.LLAMA3: ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    RopeKind.LONGROPE: ("short_factor", "long_factor", "original_max_position_embeddings"),
-}
 _NOT_SCALING = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 
 
 def rope_spec(config: PreTrainedConfig, layer_type: str | None = None) -> RopeSpec:
     """The rotary embedding of `config`, of its layers of `layer_type` where they differ (Gemma 3).
 
-    Raises CheckpointError for a kind that furcate does not know, or one whose fields are incomplete.
+    transformers has checked that the kind's fields are there. Raises CheckpointError for a kind that furcate does not know.
     """
     parameters = dict(getattr(config, "rope_parameters", None) or {})
     if layer_type is not None:
@@ -36,11 +28,6 @@ def rope_spec(config: PreTrainedConfig, layer_type: str | None = None) -> RopeSp
         raise CheckpointError(f"rope scaling '{name}' is not supported; allowed are {allowed}.")
     _refuse_partial(parameters)
     kind = RopeKind(name)
-    missing = [field for field in _NEEDED[kind] if parameters.get(field) is None]
-    if missing:
-        raise CheckpointError(
-            f"rope scaling '{name}' lacks {', '.join(missing)} in config.json; add what it was trained with."
-        )
     scaling = {field: value for field, value in parameters.items() if field not in _NOT_SCALING and value is not None}
     theta = parameters.get("rope_theta")
     return RopeSpec(

@@ -96,7 +96,7 @@ def load_config(path: Path, raw: dict[str, Any]) -> PreTrainedConfig:
         return AutoConfig.for_model(**raw)
     # The configuration classes validate themselves and raise several kinds of errors.
     except Exception as error:
-        reason = " ".join(str(error).split())
+        reason = " ".join(str(error).split()).strip("\"'")
         raise CheckpointError(f"{path / 'config.json'} is not a valid configuration: {reason}") from error
 
 

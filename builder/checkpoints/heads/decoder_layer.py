@@ -10,7 +10,10 @@ from furcate.builder.checkpoints.target import load_config
 from furcate.builder.errors import CheckpointError
 from furcate.builder.network.spec import DecoderSpec
 
-_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+# Exporters copy the target's model_type; the layer that EAGLE's trainers build is Llama's all the same. Only speculators has
+# a second one. Gemma's norms would make another layer, so its types are not among them.
+_LLAMA_LAYERS = ("llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe")
+_SPECULATORS_LAYERS = ("llama", "qwen3")
 ATTENTION = "layers.0.self_attn"
 
 
@@ -20,11 +23,6 @@ def head_decoder(source: HeadSource, config: dict[str, Any]) -> DecoderSpec:
     The head's max_position_embeddings is ignored on purpose: many heads say 2048 and serve longer texts. Biases are told by
     the stored names, because exporters disagree on the field that announces them.
     """
-    model_type = config.get("model_type", "llama")
-    if model_type not in _MODEL_TYPES:
-        raise CheckpointError(
-            f"{source.path}: a head of model_type '{model_type}' is not supported; allowed are {', '.join(_MODEL_TYPES)}."
-        )
     if config.get("num_hidden_layers", 1) != 1:
         raise CheckpointError(
             f"{source.path} has {config['num_hidden_layers']} decoder layers; heads of one are supported."
@@ -35,10 +33,9 @@ def head_decoder(source: HeadSource, config: dict[str, Any]) -> DecoderSpec:
             f"{source.path}: config.json announces attention biases, but none are stored; export it again."
         )
     # num_hidden_layers is said here because a configuration class would default to a whole model's.
-    spec = decoder_spec(
-        load_config(source.path, {**config, "model_type": model_type, "num_hidden_layers": 1}),
-        (source.config.get("architectures") or ["LlamaForCausalLM"])[0],
-    )
+    layer_config = {**config, "model_type": _layer_type(source, config), "num_hidden_layers": 1}
+    architecture = (source.config.get("architectures") or ["LlamaForCausalLM"])[0]
+    spec = decoder_spec(load_config(source.path, layer_config), architecture)
     spec = replace(
         spec,
         vocab_size=source.target.vocab_size,
@@ -52,6 +49,17 @@ def head_decoder(source: HeadSource, config: dict[str, Any]) -> DecoderSpec:
     )
     _warn_of_other_rope(source, spec)
     return spec
+
+
+def _layer_type(source: HeadSource, config: dict[str, Any]) -> str:
+    """The transformers model_type whose layer the head's is."""
+    is_speculators = "speculators_model_type" in source.config
+    model_type, allowed = config.get("model_type", "llama"), _SPECULATORS_LAYERS if is_speculators else _LLAMA_LAYERS
+    if model_type not in allowed:
+        raise CheckpointError(
+            f"{source.path}: a head of model_type '{model_type}' is not supported; allowed are {', '.join(allowed)}."
+        )
+    return model_type if is_speculators else "llama"
 
 
 def _warn_of_other_rope(source: HeadSource, spec: DecoderSpec) -> None:
