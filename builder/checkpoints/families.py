@@ -64,7 +64,9 @@ def _activation(config: PreTrainedConfig) -> Activation:
 
 
 def _everywhere_sliding(config: PreTrainedConfig) -> dict[str, Any]:
-    return {"sliding_window": getattr(config, "sliding_window", None)}
+    window = getattr(config, "sliding_window", None)
+    # Phi-3.5's window is wider than its context: every layer sees everything.
+    return {} if window is None or window >= config.max_position_embeddings else {"sliding_window": window}
 
 
 def _sliding_by_layer(config: PreTrainedConfig) -> dict[str, Any]:

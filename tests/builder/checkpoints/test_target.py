@@ -48,7 +48,7 @@ CONFIGS = {
     "gemma3": Gemma3TextConfig(
         **SIZES, head_dim=16, sliding_window=32, layer_types=["sliding_attention", "full_attention"]
     ),
-    "phi3": Phi3Config(**SIZES),
+    "phi3": Phi3Config(**SIZES, sliding_window=256),
     "mixtral": MixtralConfig(**SIZES, num_local_experts=4),
     "qwen3_moe": Qwen3MoeConfig(
         **SIZES, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, norm_topk_prob=True
@@ -81,7 +81,7 @@ EXPECTED = {
         "rope": RopeSpec(theta=1_000_000.0),
         "local_rope": RopeSpec(theta=10_000.0),
     },
-    "phi3": {"architecture": "Phi3ForCausalLM", "has_qkv_bias": False},
+    "phi3": {"architecture": "Phi3ForCausalLM", "has_qkv_bias": False, "sliding_window": None},
     "mixtral": {"num_experts": 4, "num_experts_per_token": 2, "normalizes_expert_weights": True},
     "qwen3_moe": {"num_experts": 4, "intermediate_size": 32, "has_qk_norm": True, "normalizes_expert_weights": True},
 }
