@@ -107,7 +107,8 @@ def _engine_weights(
         return weights, None
     spec = head.spec
     if not spec.owns_lm_head:
-        size = min(config.draft_vocabulary or DEFAULT_DRAFT_VOCABULARY, spec.vocab_size)
+        wanted = DEFAULT_DRAFT_VOCABULARY if config.draft_vocabulary is None else config.draft_vocabulary
+        size = min(wanted, spec.vocab_size)
         if size < 1:
             raise ConfigError(f"--draft-vocabulary is {config.draft_vocabulary}; it must be at least 1.")
         if size < spec.vocab_size:

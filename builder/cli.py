@@ -13,10 +13,27 @@ from furcate.builder.config import BuildConfig
 from furcate.builder.errors import FurcateError
 from furcate.builder.staging import check_output
 
+DESCRIPTION = """Build a speculative-decoding engine, and the Triton model repository that serves it.
+
+A target is a Hugging Face checkpoint (a directory with config.json and safetensors, or a .gguf file). A head is the trained
+draft weights beside it (EAGLE-3, EAGLE-1/2 or Medusa, in any public layout). Without a head the engine decodes plainly.
+
+examples:
+  build_engine --target SmolLM2-135M-Instruct --head examples/heads/eagle3 --output engines/smol --repository repository
+  build_engine --target model.gguf --head heads/medusa --tree mc_sim_7b_63 --output engines/smol-medusa
+  build_engine --target Llama-3.1-8B --head EAGLE3-Llama --tree dynamic:60/7/10 --output engines/llama
+
+afterwards:
+  furcate inspect engines/smol
+  furcate compare engines/smol --prompts examples/prompts.jsonl
+  furcate serve repository"""
+
 
 def main() -> None:
     """Entry point of `build_engine`. Exits with 0, with 2 on a user's error (one line on stderr), with 130 on Ctrl-C."""
-    config = tyro.cli(BuildConfig, prog="build_engine")
+    config = tyro.cli(
+        BuildConfig, prog="build_engine", description=DESCRIPTION, config=(tyro.conf.EnumChoicesFromValues,)
+    )
     console = Console(stderr=True)
     try:
         _build(config, console)

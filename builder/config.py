@@ -27,19 +27,7 @@ class Layout(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class BuildConfig:
-    """Build a speculative-decoding engine, and the Triton model repository that serves it.
-
-    A target is a Hugging Face checkpoint (a directory with config.json and safetensors, or a .gguf file); a head is the
-    trained draft weights beside it (EAGLE-3, EAGLE-1/2 or Medusa, in any public layout). Without a head the engine decodes
-    plainly.
-
-    Examples:
-      build_engine --target SmolLM2-135M-Instruct --head examples/heads/eagle3 --output engines/smol --repository repo
-      build_engine --target model.gguf --head heads/medusa --tree mc_sim_7b_63 --output engines/smol-medusa
-      build_engine --target Llama-3.1-8B --head EAGLE3-Llama --tree dynamic:60/7/10 --dtype bfloat16 --output engines/llama
-
-    Afterwards: `furcate inspect engines/smol`, `furcate compare engines/smol --prompts FILE`, `furcate serve repo`.
-    """
+    """What to build. The command line's help is made of these fields."""
 
     target: Path
     """Target checkpoint: a Hugging Face directory, or a .gguf file."""
@@ -52,8 +40,8 @@ class BuildConfig:
     dtype: DataType = DataType.BFLOAT16
     """Compute and K/V cache dtype. float32 reproduces plain greedy decoding token by token; bfloat16 is about twice as fast."""
     tree: str = "auto"
-    """The candidate tree. `auto`; `dynamic:BUDGET/DEPTH/TOPK` (EAGLE-2: nodes with the root, draft passes after the first,
-    children a node); `chain:LENGTH`; `single` (plain decoding); a shipped choice list (mc_sim_7b_63, ...); a JSON file of choices."""
+    """The candidate tree. auto; dynamic:BUDGET/DEPTH/TOPK (EAGLE-2: nodes with the root, draft passes after the first, children
+    a node); chain:LENGTH; single (plain decoding); a shipped choice list such as mc_sim_7b_63; or a .json file of choices."""
     max_batch_size: int = 32
     """Sequences a step may serve together."""
     max_context_tokens: int = 2048

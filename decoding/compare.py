@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
+import tyro
 
 from furcate.builder.engine import read_engine
 from furcate.builder.tree_config import TreeConfig, TreeKind, parse_tree
@@ -26,7 +27,7 @@ class CompareConfig:
     Example: furcate compare engines/smol --prompts examples/prompts.jsonl --max-tokens 128
     """
 
-    engine: Path
+    engine: tyro.conf.Positional[Path]
     """Engine directory."""
     prompts: Path
     """JSON lines with 'prompt' or 'input_ids', or a text file with one prompt a line."""
@@ -211,7 +212,7 @@ def compare(config: CompareConfig) -> Total:
     with Report(manifest, tree, len(prompts)) as report:
         comparisons = compare_prompts(executor, prompts, tree, sampling, report.add)
         total = total_of(comparisons)
-        report.close_with(total)
+        report.close_with(total, is_greedy=config.temperature == 0)
     if config.json is not None:
         record = {"engine": manifest.name, "tree": str(tree), "total": asdict(total)}
         config.json.write_text(json.dumps(record, indent=2) + "\n")

@@ -2,7 +2,6 @@
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from furcate.builder.engine import Manifest
 from furcate.builder.tree_config import TreeConfig
@@ -48,14 +47,15 @@ class Report:
         self.console.print(line + text, highlight=False, markup=False, style=None if difference is None else "red")
         self.progress.advance(self.task)
 
-    def close_with(self, total: Total) -> None:
+    def close_with(self, total: Total, *, is_greedy: bool) -> None:
         """Prints the totals."""
         self.progress.stop()
         ms, plain = total.ms_per_step, total.plain_ms_per_step
         split = ", ".join(f"{part} {ms[part]:.1f}" for part in PARTS)
         verdict = "yes" if total.num_identical == total.num_prompts else "no"
+        what = "identical to plain greedy" if is_greedy else "identical to plain sampling"
         rows = {
-            "identical to plain decoding": f"{verdict} ({total.num_identical} of {total.num_prompts} prompts)",
+            what: f"{verdict} ({total.num_identical} of {total.num_prompts} prompts)",
             "tau": f"{total.tau:.3f} tokens a target step (median over prompts {total.tau_median:.2f})",
             "target steps": str(total.target_steps),
             "tokens/s (medians)": f"plain {total.plain_tokens_per_second:.1f}, "
@@ -66,7 +66,6 @@ class Report:
             f"everything else {100 * total.overhead_share:.1f}% of a step",
             "of the promised speed": f"{100 * total.promised_share:.0f}% of tau * t(1) / (t(N) + draft)",
         }
-        table = Table(show_header=False, box=None)
+        width = max(map(len, rows))
         for name, value in rows.items():
-            table.add_row(name, value)
-        self.console.print(table)
+            self.console.print(f"{name + ':':<{width + 1}} {value}", highlight=False, soft_wrap=True)
