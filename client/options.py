@@ -70,8 +70,8 @@ def tensor_from_value(field: Field, value: object) -> np.ndarray:
             given = np.asarray(value)
             dtype = np.dtype(NUMPY_DTYPES[field.dtype])
             array = given.astype(dtype, casting="same_kind" if dtype.kind in "fb" else "unsafe")
-            if dtype.kind in "iu" and not np.array_equal(array, given):
-                raise ValueError("out of range")
+            if not (np.all(np.isfinite(array)) if dtype.kind == "f" else np.array_equal(array, given)):
+                raise ValueError("not finite, or out of range")
     except (TypeError, ValueError, OverflowError, UnicodeEncodeError):
         raise RequestError(f"'{field.name}' is {value!r:.100}, which is no {field.dtype} value.") from None
     return array.reshape(1, -1) if len(field.shape) == 1 else array[None]

@@ -21,6 +21,7 @@ class Client:
     """
 
     def __init__(self, url: str, *, deadline_s: float = DEFAULT_DEADLINE_S) -> None:
+        self.url = url
         self._client = _run(_open_client(url, deadline_s))
 
     def generate(self, prompt: str, **options: Unpack[Options]) -> Generation:

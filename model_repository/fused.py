@@ -90,6 +90,11 @@ class Fused:
             replies[index] = reply
         return [reply for reply in replies if reply is not None]
 
+    def drop(self, key: int) -> None:
+        """Ends a request that gets no more turns, and gives its pages back."""
+        if key in self._answers:
+            self._end(key)
+
     def _reply_before_step(self, turn: Turn) -> Reply | None:
         """The reply of a turn that takes no part in the step, else None."""
         if turn.cancel_id is not None:
@@ -126,21 +131,21 @@ class Fused:
         answer = Answer(request=request, asked=asked, client_id=turn.client_id, tokenizer=self._tokenizer)
         self._answers[turn.key] = answer
         if turn.client_id and self._early_cancels.pop(turn.client_id, "none") is None:
-            self._drop(answer)
+            self._mark_cancelled(answer)
         return None
 
     def _cancel(self, turn: Turn) -> Reply:
         """Ends the requests with that client id (their pages are back now), and says so."""
         found = [answer for answer in self._answers.values() if answer.client_id == turn.cancel_id]
         for answer in found:
-            self._drop(answer)
+            self._mark_cancelled(answer)
         if not found and turn.cancel_id:
             self._early_cancels[turn.cancel_id] = None
             while len(self._early_cancels) > NUM_REMEMBERED_CANCELS:
                 self._early_cancels.popitem(last=False)
         return Reply(outputs=outputs_of_cancel(was_found=bool(found)), is_last=True)
 
-    def _drop(self, answer: Answer) -> None:
+    def _mark_cancelled(self, answer: Answer) -> None:
         answer.is_cancelled = True
         self._scheduler.cancel(answer.request.request_id)
 

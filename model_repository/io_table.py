@@ -97,6 +97,10 @@ class ModelTable:
                 raise RequestError(f"'{field.label}' is missing: {field.meaning}")
         return found
 
+    def label_of(self, input_name: str) -> str:
+        """What messages call an input."""
+        return next(field.label for field in self.inputs if field.name == input_name)
+
     def outputs_from(self, values: Mapping[str, object]) -> dict[str, np.ndarray]:
         """The output tensors with their batch dimension; an AssertionError says which one of ours breaks the table."""
         assert values.keys() == {field.name for field in self.outputs}, f"{self.name} gave {sorted(values)}"

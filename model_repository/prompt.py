@@ -57,7 +57,7 @@ class Prompts:
         A bad word is barred as it stands and behind a space. A stop word ends the text before itself, not before a
         space in front of it, so it is listed as it stands; `tensorrt_llm` finds its other tokenisations in the text.
         """
-        words = [text_from_bytes(name, item) for item in values.get(name, ())]
+        words = [text_from_bytes(PREPROCESSING.label_of(name), item) for item in values.get(name, ())]
         sequences = {}
         for word in words:
             for spelling in (word, f" {word}") if with_space else (word,):

@@ -1,5 +1,7 @@
 """The `tensorrt_llm` model of the `fused` layout: one execute() is one step. Runs inside Triton's Python backend."""
 
+import threading
+import time
 import traceback
 from pathlib import Path
 
@@ -15,9 +17,16 @@ from furcate.model_repository.triton_messages import error_response, parameters_
 CANCEL_PARAMETER = "cancel_id"
 """A request with this parameter ends the request that has this id, and generates nothing itself."""
 
+SWEEP_S = 0.1
+"""How often requests that get no more turns are looked for."""
+
 
 class TritonPythonModel:
-    """One instance holds one engine."""
+    """One instance holds one engine.
+
+    Triton drops a request that is cancelled while it waits for its turn, without telling the model. So the response
+    senders of the live requests are kept, and a thread asks those that had no turn lately whether they are cancelled.
+    """
 
     def initialize(self, args):
         engine = served_engine(args)
@@ -30,12 +39,39 @@ class TritonPythonModel:
         )
         self._gauges = Gauges(engine.name)
         self._update_gauges()
+        self._turns = {}
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._sweeper = threading.Thread(target=self._sweep, name="furcate-sweep", daemon=True)
+        self._sweeper.start()
 
     def execute(self, requests):
-        replies = self._fused.run([_turn(request) for request in requests])
-        self._update_gauges()
-        for request, reply in zip(requests, replies, strict=True):
-            _send(request, reply)
+        with self._lock:
+            replies = self._fused.run([_turn(request) for request in requests])
+            self._update_gauges()
+            now = time.monotonic()
+            for request, reply in zip(requests, replies, strict=True):
+                sender = request.get_response_sender()
+                if reply.is_last:
+                    self._turns.pop(request.correlation_id(), None)
+                else:
+                    self._turns[request.correlation_id()] = (sender, now)
+                _send(request, sender, reply)
+
+    def finalize(self):
+        self._ended.set()
+        self._sweeper.join()
+
+    def _sweep(self):
+        while not self._ended.wait(SWEEP_S):
+            with self._lock:
+                before = time.monotonic() - SWEEP_S
+                gone = [key for key, (sender, at) in self._turns.items() if at < before and sender.is_cancelled()]
+                for key in gone:
+                    del self._turns[key]
+                    self._fused.drop(key)
+                if gone:
+                    self._update_gauges()
 
     def _update_gauges(self):
         self._gauges.update(
@@ -71,8 +107,7 @@ def _cancel_id(request, tensors, client_id):
     return client_id if "stop" in tensors and bool(tensors["stop"].reshape(-1)[0]) else None
 
 
-def _send(request, reply):
-    sender = request.get_response_sender()
+def _send(request, sender, reply):
     final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if reply.is_last else 0
     if reply.error is not None:
         sender.send(error_response(reply.error, is_cancelled=reply.is_cancelled), flags=final)
