@@ -69,3 +69,11 @@ def chip_of(arch: int) -> Chip:
     if arch not in CHIPS:
         raise ConfigError(f"sm_{arch} is not known; the kernels are compiled for {sorted(CHIPS)}.")
     return CHIPS[arch]
+
+
+def closest_chip(arch: int) -> Chip:
+    """The chip of the newest known architecture not newer than `arch`; ConfigError below the oldest."""
+    known = [chip for chip in CHIPS.values() if chip.arch <= arch]
+    if not known:
+        raise ConfigError(f"The GPU is of sm_{arch}; the kernels need sm_{min(CHIPS)} or newer.")
+    return max(known, key=lambda chip: chip.arch)

@@ -18,7 +18,7 @@ from furcate.plugins.tree_attention.softmax import LOG2E, LOWEST, attend_block
 @triton.jit(do_not_specialize=["layer", "num_nodes", "num_words", "num_pages", "num_splits", "node_offset"])
 def tree_attention_split(
     qkv_ptr, positions_ptr, tree_mask_ptr, num_valid_ptr, cache_lengths_ptr, page_table_ptr,
-    rope_cos_ptr, rope_sin_ptr, head_norms_ptr, kv_scales_ptr, kv_pool_ptr,
+    rope_cos_ptr, rope_sin_ptr, query_norm_ptr, key_norm_ptr, kv_scales_ptr, kv_pool_ptr,
     layer, num_nodes, num_words, num_pages, num_splits, node_offset,
     partial_out_ptr, partial_stats_ptr,
     HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PAGE: tl.constexpr,
@@ -38,7 +38,7 @@ def tree_attention_split(
     QKV_WIDTH: tl.constexpr = (HQ + 2 * HKV) * D
     IS_FP8: tl.constexpr = tl.float8e4nv == KV_DTYPE
     DTYPE: tl.constexpr = qkv_ptr.dtype.element_ty
-    PRECISION: tl.constexpr = "ieee" if tl.float32 == DTYPE else "tf32"
+    PRECISION: tl.constexpr = "tf32x3" if tl.float32 == DTYPE else "tf32"
     m_block, split = tl.program_id(0), tl.program_id(1)
     b, head = tl.program_id(2) // (HQ // PACK), tl.program_id(2) % (HQ // PACK)
     h = head * PACK // GROUP
@@ -62,7 +62,7 @@ def tree_attention_split(
     q_rows = qkv_ptr + (b * num_nodes + node) * QKV_WIDTH + (head * PACK + row % PACK) * D
     position = tl.load(positions_ptr + b * num_nodes + node, mask=is_row, other=0)
     q = rotated_rows(
-        q_rows, position, is_row, rope_cos_ptr, rope_sin_ptr, head_norms_ptr, D, DP, EPS, HAS_NORMS, IS_FUSED
+        q_rows, position, is_row, rope_cos_ptr, rope_sin_ptr, query_norm_ptr, D, DP, EPS, HAS_NORMS, IS_FUSED
     ).to(DTYPE)
 
     m = tl.full([BLOCK_M], LOWEST, tl.float32)
@@ -157,7 +157,7 @@ def tree_attention_split(
                 is_new,
                 rope_cos_ptr,
                 rope_sin_ptr,
-                head_norms_ptr + D,
+                key_norm_ptr,
                 D,
                 DP,
                 EPS,

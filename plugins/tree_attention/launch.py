@@ -85,12 +85,12 @@ def launch_tree_attention(
         shape = (num_groups, splits, num_nodes * pack)
         partial_out = torch.empty(*shape, spec.head_dim, dtype=torch.float32, device=qkv.device)
         stats = torch.empty(*shape, 2, dtype=torch.float32, device=qkv.device)
-    norms = rope.cos if inputs.norms is None else torch.stack([inputs.norms.query, inputs.norms.key]).float()
+    query_norm, key_norm = (rope.cos, rope.cos) if inputs.norms is None else (inputs.norms.query, inputs.norms.key)
     tree_mask = batch.cache_lengths if batch.tree_mask is None else batch.tree_mask
     grid = (triton.cdiv(num_nodes * pack, tactic.block_m), splits, num_groups)
     tree_attention_split[grid](
         qkv, batch.positions, tree_mask, batch.cache_lengths if batch.num_nodes is None else batch.num_nodes,
-        batch.cache_lengths, batch.page_table, rope.cos, rope.sin, norms,
+        batch.cache_lengths, batch.page_table, rope.cos, rope.sin, query_norm, key_norm,
         rope.cos if inputs.kv_scales is None else inputs.kv_scales, inputs.pool,
         inputs.layer, num_nodes, tree_mask.shape[-1], batch.page_table.shape[1], splits, batch.node_offset,
         partial_out, stats,

@@ -55,8 +55,8 @@ def rotated_rows(
         y = tl.load(row_ptrs[:, None] + D // 2 + half[None, :], mask=mask, other=0.0).to(tl.float32)
         if HAS_NORMS:
             factor = tl.rsqrt((tl.sum(x * x, 1) + tl.sum(y * y, 1)) / D + EPS)[:, None]
-            x = x * factor * tl.load(norm_ptr + half, mask=half < D // 2, other=0.0)[None, :]
-            y = y * factor * tl.load(norm_ptr + D // 2 + half, mask=half < D // 2, other=0.0)[None, :]
+            x = x * factor * tl.load(norm_ptr + half, mask=half < D // 2, other=0.0).to(tl.float32)[None, :]
+            y = y * factor * tl.load(norm_ptr + D // 2 + half, mask=half < D // 2, other=0.0).to(tl.float32)[None, :]
         angle = positions.to(tl.int64)[:, None] * (D // 2) + half[None, :]
         cos = tl.load(cos_ptr + angle, mask=mask, other=0.0)
         sin = tl.load(sin_ptr + angle, mask=mask, other=0.0)
