@@ -53,7 +53,7 @@ CHIPS = {
             threads_per_sm=2048, matrix_opcode="UTCHMMA", num_sms=148, terabytes_per_second=8.0, bf16_teraflops=2250,
         ),
         Chip(
-            arch=103, name="B300", ptx_version=86, shared_bytes_per_block=232_448, shared_bytes_per_sm=233_472,
+            arch=103, name="B300", ptx_version=88, shared_bytes_per_block=232_448, shared_bytes_per_sm=233_472,
             threads_per_sm=2048, matrix_opcode="UTCHMMA", num_sms=148, terabytes_per_second=8.0, bf16_teraflops=2500,
         ),
         Chip(
