@@ -9,7 +9,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from furcate.decoding.acceptance.accepted import Accepted, accept_path_to
-from furcate.decoding.acceptance.order import TINY, Trials, entries, strike, table_rows, trials_of
+from furcate.decoding.acceptance.order import TINY, Trials, entries, select_rows, strike, table_rows, trials_of
 from furcate.decoding.acceptance.rule import Coins, check_tree
 from furcate.decoding.tree import DraftKind, Tree
 
@@ -54,6 +54,8 @@ def _walk(tree: Tree, target: Float[Tensor, "B N V"], coins: Coins, *, has_repla
     trial = trials.first[:, 0]
     P, Q = target[:, 0], _law_of(laws, trials, trial)
     for _ in range(tree.max_trials):
+        if trial.device.type == "cpu" and not trial.any():
+            break  # a look is free on a CPU; a captured graph makes every trial
         children = trials.nodes.gather(1, trial[:, None]).squeeze(1)
         tokens = tree.token_ids.gather(1, children[:, None]).squeeze(1)
         is_trial = trial > 0
@@ -62,12 +64,11 @@ def _walk(tree: Tree, target: Float[Tensor, "B N V"], coins: Coins, *, has_repla
         residual, total = residual_law(P, Q)
         is_residual = is_trial & ~is_accepted & (total > 0)
         nodes = torch.where(is_accepted, children, nodes)
-        P = torch.where(is_residual[:, None], residual, P)
-        P = torch.where(is_accepted[:, None], table_rows(target, nodes), P)
+        P = select_rows(is_accepted, table_rows(target, nodes), select_rows(is_residual, residual, P))
         struck = Q if has_replacement else strike(Q, tokens)
         trial = torch.where(is_accepted, entries(trials.first, children), entries(trials.next, trial))
         fresh = _law_of(laws, trials, trial)
-        Q = fresh if has_replacement else torch.where(is_accepted[:, None], fresh, struck)
+        Q = fresh if has_replacement else select_rows(is_accepted, fresh, struck)
     return accept_path_to(tree, nodes, coins.pick(nodes, P))
 
 

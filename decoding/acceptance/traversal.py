@@ -18,10 +18,10 @@ from furcate.decoding.acceptance.order import (
     TINY,
     entries,
     post_order,
+    select_rows,
     sibling_order,
     strike,
     table_rows,
-    weights_or,
 )
 from furcate.decoding.acceptance.rule import Coins, check_tree
 from furcate.decoding.tree import DraftKind, Tree
@@ -56,7 +56,7 @@ class _Failures:
         # Padding has the parent N: it reads and writes a last column that nobody else reads.
         self.alphas = target.new_ones(num_rows, self.num_nodes + 1)
         self._last_trials = torch.zeros_like(self.alphas, dtype=torch.long)
-        self._residuals = target.new_zeros(num_rows, self.num_nodes, num_tokens)
+        self._residuals = target.new_empty(num_rows, self.num_nodes - 1, num_tokens)
         self._Q = target[:, 0]
 
     def fail(self, trial: int) -> None:
@@ -69,6 +69,7 @@ class _Failures:
         residual = (P * alphas[:, None]).sub_(Q).clamp_(min=0)
         total = residual.sum(1)
         torch.div(residual, total.clamp(min=TINY)[:, None], out=self._residuals[:, trial])
+        # The root's is 1 by the formula too, except where nothing is left: then it must still end the search.
         alphas_left = torch.where(parents == 0, 1.0, total / (total + (1 - alphas)).clamp(min=TINY))
         self.alphas.scatter_(1, parents[:, None], alphas_left[:, None])
         self._last_trials.scatter_(1, parents[:, None], trial + 1)
@@ -81,12 +82,14 @@ class _Failures:
         Q = table_rows(self.laws.probs, entries(self.laws.law_ids, self.nodes[:, trial]))
         if trial == 0:
             return P, Q
-        is_next = (parents == self.parents[:, trial - 1])[:, None]
-        return torch.where(is_next, self._residuals[:, trial - 1], P), torch.where(is_next, self._Q, Q)
+        is_next = parents == self.parents[:, trial - 1]
+        return select_rows(is_next, self._residuals[:, trial - 1], P), select_rows(is_next, self._Q, Q)
 
     def law_after(self, nodes: Int64[Tensor, " B"]) -> Float[Tensor, "B V"]:
         """The law of the bonus after `nodes`, all below them failed."""
-        last_trials = entries(self._last_trials, nodes)
         law = table_rows(self.target, nodes)
+        if self.num_nodes == 1:
+            return law
+        last_trials = entries(self._last_trials, nodes)
         residual = table_rows(self._residuals, (last_trials - 1).clamp(min=0))
-        return torch.where((last_trials > 0)[:, None], weights_or(residual, law), law)
+        return select_rows((last_trials > 0) & (residual.sum(1) > 0), residual, law)

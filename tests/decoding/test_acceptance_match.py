@@ -1,11 +1,12 @@
 """Following the target's own choices: hand-drawn walks, a plain walk as reference, and supersets of trees."""
 
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from furcate.decoding.acceptance.match import follow
 from furcate.decoding.tree import tree_from_parents
 from furcate.decoding.tree_shape import chain_shape, single_node_shape
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 VOCABULARY = 3
 

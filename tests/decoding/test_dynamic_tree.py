@@ -1,9 +1,10 @@
 """EAGLE-2's growth and reranking: hand-computed values, closure under ties and NaN, ragged rows."""
 
 import torch
-from furcate.decoding.dynamic_tree import Candidates, expand_level, rerank
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from furcate.decoding.dynamic_tree import Candidates, expand_level, rerank
 
 NAN, INF = float("nan"), float("inf")
 

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from furcate.decoding.tree import ancestors_from_parents, pack_mask, tree_from_parents, unpack_mask
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from furcate.decoding.tree import ancestors_from_parents, pack_mask, tree_from_parents, unpack_mask
 
 # Row 0:  0 -> 1 -> 3 -> 4      Row 1:  0 -> 1, 2;  nodes 3 to 5 are padding
 #           -> 2 -> 5

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+
 from furcate.builder.errors import ConfigError
 from furcate.decoding.tree_shape import (
     cartesian_shape,
