@@ -17,7 +17,7 @@ class GenerateConfig:
 
     The text goes to stdout; tokens, speed, tau (tokens a target pass yielded) and the finish reason go to stderr.
 
-    Examples:
+    examples:
       furcate generate "Why is the sky blue?" --chat
       furcate generate "Once upon a time" --max-tokens 64 --temperature 0.8 --top-p 0.95 --seed 7
       furcate generate "1, 2, 3," --stop 9 --url http://127.0.0.1:8000

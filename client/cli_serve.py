@@ -21,7 +21,7 @@ class ServeConfig:
     Finds tritonserver (the nvidia-pytriton wheel, or /opt/tritonserver in NVIDIA's container), starts it on the loopback
     address, and says ready when a first generation went through. Ctrl-C or SIGTERM ends it: what is running finishes first.
 
-    Examples:
+    examples:
       furcate serve repository
       furcate serve repository --http-port 9000 --grpc-port 9001 --metrics-port 9002
       furcate serve repository --http-port auto --grpc-port auto --metrics-port auto --log-file triton.log

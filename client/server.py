@@ -53,7 +53,7 @@ class TritonServer:
             )
         self.config = config
         self.id = f"furcate-{uuid.uuid4().hex[:12]}"
-        self._shm_prefix = self.id.replace("-", "")
+        self.shm_prefix = self.id.replace("-", "")
         self.ports = resolve_ports(config.http_port, config.grpc_port, config.metrics_port)
         self.log_file = config.log_file or Path(tempfile.gettempdir()) / f"{self.id}.log"
         self._scratch = Path(tempfile.mkdtemp(prefix=f"{self.id}-"))
@@ -116,7 +116,7 @@ class TritonServer:
         code = None
         if self._process is not None:
             code = _end(self._process)
-        for leftover in SHARED_MEMORY.glob(f"{self._shm_prefix}*"):
+        for leftover in SHARED_MEMORY.glob(f"{self.shm_prefix}*"):
             leftover.unlink(missing_ok=True)
         shutil.rmtree(self._scratch, ignore_errors=True)
         return code
@@ -165,7 +165,7 @@ def server_command(server: TritonServer, installation: Installation) -> list[str
         f"--http-port={ports.http}",
         f"--grpc-port={ports.grpc}",
         f"--metrics-port={ports.metrics}",
-        f"--backend-config=python,shm-region-prefix-name={server._shm_prefix}",
+        f"--backend-config=python,shm-region-prefix-name={server.shm_prefix}",
         "--backend-config=python,shm-default-byte-size=16777216",
         "--disable-auto-complete-config",
         f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
@@ -182,7 +182,8 @@ def failure_in_log(log_file: Path) -> str:
         r"(?m)^error: (.+)", text
     )
     own = [match for reason in reasons for match in re.findall(r"(?:EngineMismatch|ConfigError): (.+)", reason)]
-    reason = (own or reasons or ["no reason was logged"])[0].strip().rstrip(".")
+    # Triton logs a Python error with its traceback in one line, line ends as two characters.
+    reason = (own or reasons or ["no reason was logged"])[0].split("\\n")[0].strip().rstrip(".")
     return f"{reason}. Its log is {log_file}."
 
 

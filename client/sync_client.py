@@ -7,7 +7,7 @@ from functools import cache
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
-from furcate.client.async_client import DEFAULT_DEADLINE_S, AsyncClient, AsyncStream
+from furcate.client.async_client import DEFAULT_DEADLINE_S, SIDE_CALL_S, AsyncClient, AsyncStream
 from furcate.client.options import Options
 from furcate.client.results import Delta, Generation
 
@@ -88,12 +88,21 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 
 def _run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The coroutine's result; Ctrl-C in the caller cancels it."""
-    future = asyncio.run_coroutine_threadsafe(coroutine, _loop())
+    """The coroutine's result. Ctrl-C in the caller cancels it, and waits until it has told the server."""
+    ended = threading.Event()
+
+    async def watched() -> T:
+        try:
+            return await coroutine
+        finally:
+            ended.set()
+
+    future = asyncio.run_coroutine_threadsafe(watched(), _loop())
     try:
         return future.result()
     except BaseException:
-        future.cancel()
+        if future.cancel():
+            ended.wait(2 * SIDE_CALL_S)
         raise
 
 

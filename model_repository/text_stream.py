@@ -16,8 +16,8 @@ class TokenText:
     """The text of a growing token sequence.
 
     A token may hold part of a character, and a decoder may drop a space at the front of what it is given. So tokens are
-    decoded behind the ones before them (`_context`), and an unfinished character, which decodes to U+FFFD at the end,
-    waits for the next token.
+    decoded behind the ones before them (`_context`), and while their text ends in U+FFFD, which is what an unfinished
+    character decodes to, they wait for the next token.
     """
 
     def __init__(self, tokenizer: Decodes, *, skips_special_tokens: bool = True) -> None:
@@ -26,31 +26,23 @@ class TokenText:
         self._context: list[int] = []
         self._context_text = ""
         self._open: list[int] = []
-        self._num_shown = 0
 
     def push(self, token_id: int) -> str:
         """The text that is certain now and was not before."""
         self._open.append(token_id)
         text = self._open_text()
-        if text.endswith(REPLACEMENT):
-            return self._show(text[:-1])
-        piece = self._show(text)
-        if text:
-            self._context, self._open, self._num_shown = self._open, [], 0
-            self._context_text = self._decode(self._context)
-        return piece
+        if not text or text.endswith(REPLACEMENT):
+            return ""
+        self._context, self._open = self._open, []
+        self._context_text = self._decode(self._context)
+        return text
 
     def finish(self) -> str:
         """The text still held back: an unfinished character stays U+FFFD."""
-        return self._show(self._open_text())
+        return self._open_text()
 
     def _open_text(self) -> str:
         return self._decode(self._context + self._open)[len(self._context_text) :]
-
-    def _show(self, text: str) -> str:
-        piece = text[self._num_shown :]
-        self._num_shown = max(self._num_shown, len(text))
-        return piece
 
     def _decode(self, token_ids: list[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=self._skips_special_tokens)

@@ -1,0 +1,75 @@
+"""The files of a generated repository."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as pb
+
+from furcate.builder.errors import ConfigError
+from furcate.model_repository.generate import write_repository
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_engine: Callable[..., Path]) -> Path:
+    return tiny_engine("eagle3")
+
+
+def config_of(repository: Path, model_name: str) -> "pb.ModelConfig":
+    return text_format.Parse((repository / model_name / "config.pbtxt").read_text(), pb.ModelConfig())
+
+
+def test_repository_has_four_models_and_thin_files(engine: Path, tmp_path: Path) -> None:
+    repository = write_repository(tmp_path / "repository", engine_dir=engine)
+    assert sorted(os.listdir(repository)) == ["ensemble", "postprocessing", "preprocessing", "tensorrt_llm"]
+    assert os.listdir(repository / "ensemble/1") == []
+    for name in ("preprocessing", "tensorrt_llm", "postprocessing"):
+        lines = (repository / name / "1/model.py").read_text().splitlines()
+        statements = [line for line in lines if line and not line.startswith('"""')]
+        assert len(statements) == 1
+        assert statements[0].startswith("from furcate.model_repository.")
+
+
+def test_configs_say_how_triton_runs_each_model(engine: Path, tmp_path: Path) -> None:
+    repository = write_repository(tmp_path / "repository", engine_dir=engine, max_batch_size=3)
+    steps = config_of(repository, "tensorrt_llm")
+    assert steps.max_batch_size == 3
+    assert steps.model_transaction_policy.decoupled
+    assert steps.sequence_batching.iterative_sequence
+    assert steps.sequence_batching.oldest.max_candidate_sequences >= 3
+    assert all(tensor.allow_ragged_batch for tensor in steps.input)
+    assert steps.instance_group[0].kind == pb.ModelInstanceGroup.KIND_MODEL
+    for name in ("preprocessing", "postprocessing"):
+        (group,) = config_of(repository, name).instance_group
+        assert (group.kind, group.count) == (pb.ModelInstanceGroup.KIND_CPU, 1)
+    ensemble = config_of(repository, "ensemble")
+    assert ensemble.platform == "ensemble"
+    assert ensemble.model_transaction_policy.decoupled
+
+
+def test_engine_is_found_relative_to_the_repository(engine: Path, tmp_path: Path) -> None:
+    repository = write_repository(tmp_path / "deep/er/repository", engine_dir=engine)
+    for name in ("preprocessing", "tensorrt_llm", "postprocessing"):
+        relative = config_of(repository, name).parameters["engine_dir"].string_value
+        assert not os.path.isabs(relative)
+        assert (repository / relative).resolve() == engine.resolve()
+
+
+def test_an_old_repository_is_replaced_only_when_asked(engine: Path, tmp_path: Path) -> None:
+    repository = write_repository(tmp_path / "repository", engine_dir=engine, max_batch_size=1)
+    with pytest.raises(ConfigError, match="exists already"):
+        write_repository(repository, engine_dir=engine, max_batch_size=2)
+    assert config_of(repository, "ensemble").max_batch_size == 1
+    write_repository(repository, engine_dir=engine, max_batch_size=2, may_replace=True)
+    assert config_of(repository, "ensemble").max_batch_size == 2
+    assert os.listdir(tmp_path) == ["repository"]
+
+
+def test_no_engine_and_too_many_rows_are_refused(engine: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no engine directory: manifest.json cannot be read"):
+        write_repository(tmp_path / "repository", engine_dir=tmp_path)
+    with pytest.raises(ConfigError, match="max_batch_size is 33, but this engine allows 1 to 32"):
+        write_repository(tmp_path / "repository", engine_dir=engine, max_batch_size=33)
+    assert os.listdir(tmp_path) == []
