@@ -1,0 +1,75 @@
+"""Text to tokens."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from furcate.builder.errors import RequestError
+from furcate.model_repository.prompt import Prompts
+from furcate.model_repository.word_lists import sequences_from_tensor
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_target: Path) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast.from_pretrained(tiny_target)
+
+
+def outputs(tokenizer: PreTrainedTokenizerFast, text: str = "Hi", **inputs: np.ndarray) -> dict[str, np.ndarray]:
+    prompts = Prompts(tokenizer, end_ids=(1,), vocab_size=300)
+    query = {"QUERY": np.array([[text.encode()]], np.object_), "REQUEST_OUTPUT_LEN": np.array([[4]], np.int32)}
+    return prompts.outputs({**query, **inputs})
+
+
+def words(*values: str) -> np.ndarray:
+    return np.array([[value.encode() for value in values]], np.object_)
+
+
+def test_plain_text(tokenizer: PreTrainedTokenizerFast) -> None:
+    made = outputs(tokenizer, "Hi é")
+    assert made["INPUT_ID"].tolist() == [tokenizer.encode("Hi é")]
+    assert made["REQUEST_INPUT_LEN"].tolist() == [[5]]
+    assert made["REQUEST_OUTPUT_LEN"].tolist() == [[4]]
+    assert made["OUT_END_ID"].tolist() == [[1]]
+    assert made["STOP_WORDS_IDS"].shape == made["BAD_WORDS_IDS"].shape == (1, 2, 0)
+    assert made["EMBEDDING_BIAS"].shape == (1, 0)
+
+
+def test_chat_template_is_the_tokenizers(tokenizer: PreTrainedTokenizerFast) -> None:
+    made = outputs(tokenizer, "Hi", APPLY_CHAT_TEMPLATE=np.array([[True]]))
+    assert made["INPUT_ID"].tolist() == [[0, *tokenizer.encode("Hi"), 1]]
+    off = outputs(tokenizer, "Hi", APPLY_CHAT_TEMPLATE=np.array([[False]]))
+    assert off["INPUT_ID"].tolist() == [tokenizer.encode("Hi")]
+
+
+def test_chat_without_a_template_is_refused(tiny_target: Path) -> None:
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(tiny_target)
+    tokenizer.chat_template = None
+    with pytest.raises(RequestError, match="this target's tokenizer has no chat template"):
+        outputs(tokenizer, "Hi", APPLY_CHAT_TEMPLATE=np.array([[True]]))
+
+
+def test_stop_words_as_they_stand_and_bad_words_behind_a_space_too(tokenizer: PreTrainedTokenizerFast) -> None:
+    made = outputs(tokenizer, STOP_WORDS_DICT=words("END", ""), BAD_WORDS_DICT=words("no"))
+    end, no, spaced = (tuple(tokenizer.encode(word)) for word in ("END", "no", " no"))
+    assert sequences_from_tensor("stop", made["STOP_WORDS_IDS"][0]) == (end,)
+    assert sequences_from_tensor("bad", made["BAD_WORDS_IDS"][0]) == (no, spaced)
+
+
+def test_end_and_pad_ids(tokenizer: PreTrainedTokenizerFast) -> None:
+    made = outputs(tokenizer, END_ID=np.array([[7]], np.int32), PAD_ID=np.array([[9]], np.int32))
+    assert (made["OUT_END_ID"].tolist(), made["OUT_PAD_ID"].tolist()) == ([[7]], [[9]])
+    assert outputs(tokenizer, END_ID=np.array([[-1]], np.int32))["OUT_END_ID"].shape == (1, 0)
+
+
+def test_bias_falls_on_the_words_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
+    weights = np.array([[2.0, -1.0]], np.float32)
+    bias = outputs(tokenizer, EMBEDDING_BIAS_WORDS=words("a", "b"), EMBEDDING_BIAS_WEIGHTS=weights)["EMBEDDING_BIAS"][0]
+    (a,), (b,) = tokenizer.encode("a"), tokenizer.encode("b")
+    assert (bias[a], bias[b], np.count_nonzero(bias)) == (2.0, -1.0, 2)
+
+
+def test_empty_text_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
+    with pytest.raises(RequestError, match="'text_input' is empty"):
+        outputs(tokenizer, "")
