@@ -36,7 +36,7 @@ class KernelSource:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelReport:
-    """Resources of a compiled kernel; `opcodes` counts SASS instructions by their first word."""
+    """Resources of a compiled kernel; `opcodes` counts SASS instructions by their first word, where they can be read."""
 
     arch: int
     registers: int
@@ -44,7 +44,7 @@ class KernelReport:
     shared_bytes: int
     tensor_memory_columns: int
     num_warps: int
-    opcodes: Counter[str] = field(repr=False)
+    opcodes: Counter[str] | None = field(repr=False)
 
     @property
     def ctas_per_sm(self) -> int:
@@ -76,8 +76,22 @@ class CompiledKernel:
     report: KernelReport
 
 
+_compiled: dict[str, CompiledKernel] = {}
+
+
 def compile_kernel(source: KernelSource, arch: int) -> CompiledKernel:
-    """The kernel compiled for sm_<arch>, the same bytes on every machine; ConfigError for an unknown arch."""
+    """The kernel compiled for sm_<arch>, the same bytes on every machine; ConfigError for an unknown arch.
+
+    Kept for the process: an engine asks for the same kernel once a layer and tactic.
+    """
+    key = repr((source.kernel.__name__, source.signature, source.constants, source.num_warps, arch))
+    if key not in _compiled:
+        _compiled[key] = compile_afresh(source, arch)
+    return _compiled[key]
+
+
+def compile_afresh(source: KernelSource, arch: int) -> CompiledKernel:
+    """As `compile_kernel`, without looking whether it was compiled before in this process."""
     chip = chip_of(arch)
     names = source.kernel.arg_names
     # Buffers of torch and TensorRT are aligned to 256 bytes; scalars promise nothing.
@@ -113,7 +127,7 @@ def _report(metadata: Any, cubin: bytes, chip: Chip) -> KernelReport:
         shared_bytes=metadata.shared,
         tensor_memory_columns=metadata.tmem_size or 0,
         num_warps=metadata.num_warps,
-        opcodes=opcodes_of(_cuobjdump(cubin, "-sass")),
+        opcodes=opcodes_of(_cuobjdump(cubin, "-sass")) if chip.is_disassembled else None,
     )
 
 

@@ -26,6 +26,8 @@ class Chip:
     num_sms: int
     terabytes_per_second: float
     bf16_teraflops: float
+    is_disassembled: bool = True
+    """Whether the cuobjdump that triton 3.6.0 ships knows the architecture."""
 
     @property
     def has_wide_matrix_unit(self) -> bool:
@@ -55,6 +57,7 @@ CHIPS = {
         Chip(
             arch=103, name="B300", ptx_version=88, shared_bytes_per_block=232_448, shared_bytes_per_sm=233_472,
             threads_per_sm=2048, matrix_opcode="UTCHMMA", num_sms=148, terabytes_per_second=8.0, bf16_teraflops=2500,
+            is_disassembled=False,
         ),
         Chip(
             arch=120, name="RTX 5090", ptx_version=87, shared_bytes_per_block=101_376, shared_bytes_per_sm=102_400,

@@ -58,6 +58,7 @@ SIZES = (
 )
 PAGE = AttributeEntry("page_size", int, "tokens of a page: 16, 32, 64 or 128")
 KV_TYPE = AttributeEntry("has_fp8_pages", int, "1: pages in float8 e4m3; 0: pages in T")
+SPLITS = AttributeEntry("num_splits", int, "splits of the prefix")
 POOL = TensorEntry("kv_pool", "int64", ("L",), "device address of every layer's pages [pages, 2, page_size, Hkv, D]")
 CACHE_LENGTHS = TensorEntry("cache_lengths", "int32", ("B",), "committed tokens")
 PAGE_TABLE = TensorEntry("page_table", "int32", ("B", "P"), "the sequence's pages")
@@ -90,7 +91,7 @@ TREE_ATTENTION_SPLIT = PluginSpecification(
         PAGE,
         KV_TYPE,
         AttributeEntry("layer", int, "row of kv_pool"),
-        AttributeEntry("num_splits", int, "splits of the prefix"),
+        SPLITS,
         AttributeEntry("scale", float, "factor on q.k"),
         AttributeEntry("softcap", float, "soft cap of the scores; 0: none"),
         AttributeEntry("sliding_window", int, "tokens a node looks back; 0: all"),
@@ -105,7 +106,7 @@ TREE_ATTENTION_REDUCE = PluginSpecification(
     inputs=(*PARTIALS, TensorEntry("qkv", "T", ("B", "N", "(Hq + 2 Hkv) D"), "names B, N and T; not read")),
     scalars=("num_nodes", "num_splits"),
     outputs=(TensorEntry("out", "T", ("B", "N", "Hq D"), "attention of every node; zero for padding"),),
-    attributes=SIZES,
+    attributes=(*SIZES, SPLITS),
 )
 
 CACHE_COMMIT = PluginSpecification(
@@ -119,7 +120,12 @@ CACHE_COMMIT = PluginSpecification(
     ),
     scalars=("num_pages", "num_entries"),
     outputs=(TensorEntry("committed_lengths", "int32", ("B",), "cache_lengths + num_accepted"),),
-    attributes=(*SIZES[1:], PAGE, AttributeEntry("element_bytes", int, "bytes of one K or V element: 1, 2 or 4")),
+    attributes=(
+        *SIZES[1:],
+        PAGE,
+        AttributeEntry("max_entries", int, "greatest A"),
+        AttributeEntry("element_bytes", int, "bytes of one K or V element: 1, 2 or 4"),
+    ),
 )
 
 SPECIFICATIONS = (TREE_ATTENTION_SPLIT, TREE_ATTENTION_REDUCE, CACHE_COMMIT)

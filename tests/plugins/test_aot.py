@@ -42,7 +42,8 @@ def check_budgets(kernel: aot.CompiledKernel) -> None:
     report = kernel.report
     chip = chip_of(report.arch)
     assert report.stack_bytes == 0
-    assert report.opcodes["LDL"] == report.opcodes["STL"] == 0
+    if report.opcodes is not None:
+        assert report.opcodes["LDL"] == report.opcodes["STL"] == 0
     assert report.registers <= 255
     assert report.fits, f"{report.shared_bytes} B of shared memory"
     assert report.ctas_per_sm >= 1
@@ -53,7 +54,10 @@ def check_budgets(kernel: aot.CompiledKernel) -> None:
 def check_attention(kernel: aot.CompiledKernel, rows: int) -> None:
     check_budgets(kernel)
     expected = chip_of(kernel.report.arch).matrix_opcode if rows > 32 else "HMMA"
-    assert kernel.report.opcodes[expected] > 0, kernel.report.opcodes.most_common(12)
+    if kernel.report.opcodes is not None:
+        assert kernel.report.opcodes[expected] > 0, kernel.report.opcodes.most_common(12)
+    instruction = {"HMMA": "mma.sync", "HGMMA": "wgmma.mma_async", "UTCHMMA": "tcgen05.mma"}[expected]
+    assert instruction in kernel.ptx
     # K/V reached by address is still copied asynchronously, sixteen bytes at a time.
     assert re.search(r"cp\.async\.cg\.shared\.global \[ .* \], \[ .* \], 0x10", kernel.ptx)
 
@@ -117,7 +121,7 @@ def test_second_compile_gives_the_same_bytes():
     source = split_source(spec_of(64), choose_tactic(90, 64, 64, 2), Variant())
     with triton.knobs.compilation.scope():
         triton.knobs.compilation.always_compile = True
-        first, second = aot.compile_kernel(source, 90), aot.compile_kernel(source, 90)
+        first, second = aot.compile_afresh(source, 90), aot.compile_afresh(source, 90)
     assert first is not second
     assert first.ptx == second.ptx
     assert first.cubin == second.cubin

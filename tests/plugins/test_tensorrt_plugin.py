@@ -1,0 +1,130 @@
+"""The TensorRT plugins, asked by TensorRT's own plugin class over a stub of its library, against their specification."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from furcate.plugins.specification import CACHE_COMMIT, SPECIFICATIONS, TREE_ATTENTION_REDUCE, TREE_ATTENTION_SPLIT
+from furcate.plugins.tree_attention.tactics import PLUGIN_SHARED_BYTES, PLUGIN_TACTICS
+
+pytest.importorskip("triton", reason="pip install 'furcate[gpu]'")
+if os.environ.get("TRITON_INTERPRET"):
+    pytest.skip("TRITON_INTERPRET is set: kernels cannot be compiled in this process", allow_module_level=True)
+
+HERE = Path(__file__).parent
+CACHE = HERE.parents[1] / ".cache" / "tensorrt_bindings"
+VERSIONS = ("10.13.3.9", "10.14.1.48.post1", "11.4.0.106")
+
+
+def unpacked_bindings(version: str) -> Path:
+    """Folder of the bindings' wheel, downloaded once; it needs no dependencies here."""
+    folder = CACHE / version
+    if not folder.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        requirement = f"tensorrt-cu13-bindings=={version}"
+        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(CACHE), requirement]
+        result = subprocess.run(command, capture_output=True, text=True)
+        wheels = list(CACHE.glob(f"*-{version}-*.whl"))
+        if result.returncode or not wheels:
+            pytest.skip(f"{requirement} cannot be downloaded: {result.stderr.strip()[-200:]}")
+        partial = CACHE / f"{version}.{os.getpid()}"
+        with zipfile.ZipFile(wheels[0]) as wheel:
+            wheel.extractall(partial)
+        if not folder.exists():
+            partial.rename(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def stub(tmp_path_factory) -> Path:
+    """Folder with the stub under the names that the bindings load."""
+    if shutil.which("gcc") is None:
+        pytest.skip("the stub of libnvinfer needs gcc")
+    folder = tmp_path_factory.mktemp("stub")
+    library = folder / "stub.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(library), str(HERE / "libnvinfer_stub.c")], check=True)
+    for major in (10, 11):
+        for name in ("nvinfer", "nvinfer_plugin", "nvonnxparser"):
+            shutil.copy(library, folder / f"lib{name}.so.{major}")
+    return folder
+
+
+@pytest.fixture(scope="session", params=VERSIONS)
+def dry_run(request, stub) -> dict:
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(stub)}
+    command = [sys.executable, str(HERE / "tensorrt_dry_run.py"), str(unpacked_bindings(request.param))]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert result.returncode == 0, result.stderr
+    answers = json.loads(result.stdout.splitlines()[-1])
+    assert answers["version"] == request.param
+    return answers
+
+
+def launches(dry_run):
+    """(specification, sizes, answer, launch) of everything that was asked."""
+    for specification in SPECIFICATIONS:
+        for sizes, answer in zip(dry_run["sizes"], dry_run["answers"][specification.name], strict=True):
+            for launch in answer["launches"]:
+                yield specification, sizes, answer, launch
+
+
+def test_kernel_parameters_are_inputs_scalars_outputs(dry_run):
+    for specification, _, _, launch in launches(dry_run):
+        entry = re.search(r"\.visible \.entry (\w+)\((.*?)\n\)", launch["ptx"], re.DOTALL)
+        assert entry[1] == launch["name"] == specification.name
+        kinds = re.findall(r"\.param \.(u64|u32)", entry[2])
+        inputs, outputs = len(specification.inputs), len(specification.outputs)
+        assert kinds == ["u64"] * inputs + ["u32"] * len(specification.scalars) + ["u64"] * outputs
+        assert launch["num_scalars"] == len(specification.scalars)
+
+
+def test_ptx_is_of_the_pinned_version_and_free_of_memory_of_its_own(dry_run):
+    for _, _, _, launch in launches(dry_run):
+        assert ".version 8.0\n.target sm_90a" in launch["ptx"]
+        assert launch["shared_mem"] <= PLUGIN_SHARED_BYTES
+        assert not re.search(r"\.local \.align", launch["ptx"])
+        block = int(re.search(r"\.reqntid (\d+)", launch["ptx"])[1])
+        assert (launch["block_x"], launch["block_y"], launch["block_z"]) == (block, 1, 1)
+
+
+def test_split_covers_all_rows_splits_and_heads(dry_run):
+    for specification, sizes, answer, launch in launches(dry_run):
+        if specification is not TREE_ATTENTION_SPLIT:
+            continue
+        b, n, p = sizes["B"], sizes["N"], sizes["P"]
+        block_m = PLUGIN_TACTICS[launch["tactic"] - 1].tactic.block_m
+        assert (launch["grid_x"], launch["grid_y"], launch["grid_z"]) == (-(-4 * n // block_m), 6, 8 * b)
+        assert launch["scalars"] == [3, n, -(-n // 32), p, 6, 0]
+        assert answer["output_shapes"] == [[8 * b, 6, 4 * n, 128], [8 * b, 6, 4 * n, 2]]
+        assert answer["output_types"] == ["FLOAT", "FLOAT"]
+
+
+def test_reduce_covers_all_rows(dry_run):
+    for specification, sizes, answer, launch in launches(dry_run):
+        if specification is TREE_ATTENTION_REDUCE:
+            b, n = sizes["B"], sizes["N"]
+            assert (launch["grid_x"], launch["grid_y"], launch["grid_z"]) == (4 * n, 8 * b, 1)
+            assert launch["scalars"] == [n, 6]
+            assert answer["output_shapes"] == [[b, n, 4096]]
+            assert answer["output_types"] == ["BF16"]
+
+
+def test_commit_covers_all_layers(dry_run):
+    for specification, sizes, answer, launch in launches(dry_run):
+        if specification is CACHE_COMMIT:
+            assert (launch["grid_x"], launch["grid_y"], launch["grid_z"]) == (2, 2 * 4, sizes["B"])
+            assert launch["scalars"] == [sizes["P"], sizes["A"]]
+            assert answer["output_shapes"] == [[sizes["B"]]]
+
+
+def test_float16_and_bfloat16_are_offered_for_every_plugin_with_activations(dry_run):
+    for specification, _, answer, _ in launches(dry_run):
+        has_activations = any(entry.dtype == "T" for entry in (*specification.inputs, *specification.outputs))
+        assert answer["formats"] == (2 if has_activations else 1)
