@@ -14,11 +14,16 @@ def cache_commit(
     num_pages, num_entries,
     committed_lengths_ptr,
     ROW_WIDTH: tl.constexpr, PAGE: tl.constexpr, KV_DTYPE: tl.constexpr,
-    BLOCK_A: tl.constexpr, BLOCK_C: tl.constexpr,
+    LAYER_ELEMENTS: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Grid (column slices, 2 * layers, B). `kv_pool` holds one int64 address per layer."""
+    """Grid (column slices, 2 * layers, B). `kv_pool` holds one int64 address per layer, or with LAYER_ELEMENTS is the
+    pool itself, seen as integers of the elements' size.
+    """
     layer, half, b = tl.program_id(1) // 2, tl.program_id(1) % 2, tl.program_id(2)
-    pool = tl.multiple_of(tl.load(kv_pool_ptr + layer).to(tl.pointer_type(KV_DTYPE)), 16)
+    if LAYER_ELEMENTS is None:
+        pool = tl.multiple_of(tl.load(kv_pool_ptr + layer).to(tl.pointer_type(KV_DTYPE)), 16)
+    else:
+        pool = kv_pool_ptr + layer.to(tl.int64) * LAYER_ELEMENTS
     cache_length, num_accepted = tl.load(cache_lengths_ptr + b), tl.load(num_accepted_ptr + b)
     if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
         tl.store(committed_lengths_ptr + b, cache_length + num_accepted)

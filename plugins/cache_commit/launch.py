@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from jaxtyping import Int32, Int64, Shaped
     from torch import Tensor
 
-BITS = {1: tl.int8, 2: tl.int16, 4: tl.int32}
+BITS = {1: (tl.int8, torch.int8), 2: (tl.int16, torch.int16), 4: (tl.int32, torch.int32)}
 """Elements are moved as bits: their type does not matter, their size does."""
 ELEMENTS_PER_PROGRAM = 4096
 NUM_WARPS = 4
@@ -29,7 +29,8 @@ def commit_constants(row_width: int, page_size: int, num_entries: int, element_b
     return {
         "ROW_WIDTH": row_width,
         "PAGE": page_size,
-        "KV_DTYPE": BITS[element_bytes],
+        "KV_DTYPE": BITS[element_bytes][0],
+        "LAYER_ELEMENTS": None,
         "BLOCK_A": block_a,
         "BLOCK_C": min(triton.next_power_of_2(row_width), max(ELEMENTS_PER_PROGRAM // block_a, 16)),
     }
@@ -47,16 +48,23 @@ def launch_cache_commit(
     page_table: Int32[Tensor, "B P"],
     cache_lengths: Int32[Tensor, " B"],
     path: tuple[Int32[Tensor, "B A"], Int32[Tensor, " B"]],
-    addresses: Int64[Tensor, " layers"],
+    addresses: Int64[Tensor, " layers"] | None = None,
 ) -> Int32[Tensor, " B"]:
-    """The committed lengths; `path` is (path_nodes, num_accepted), `addresses` are `layer_addresses(pool)`."""
+    """The committed lengths; `path` is (path_nodes, num_accepted).
+
+    With `addresses` = layer_addresses(pool) the kernel reaches the pool as it does in a TensorRT engine.
+    """
     path_nodes, num_accepted = path
     committed_lengths = torch.empty_like(cache_lengths)
     num_rows, num_entries = path_nodes.shape
     constants = commit_constants(pool.shape[4] * pool.shape[5], pool.shape[3], num_entries, pool.element_size())
+    target = addresses
+    if target is None:
+        target = pool.view(BITS[pool.element_size()][1])
+        constants["LAYER_ELEMENTS"] = pool.stride(0)
     grid = (triton.cdiv(constants["ROW_WIDTH"], constants["BLOCK_C"]), 2 * pool.shape[0], num_rows)
     cache_commit[grid](
-        page_table, cache_lengths, path_nodes, num_accepted, addresses,
+        page_table, cache_lengths, path_nodes, num_accepted, target,
         page_table.shape[1], num_entries, committed_lengths, **constants, num_warps=NUM_WARPS,
     )  # fmt: skip
     return committed_lengths

@@ -91,10 +91,11 @@ def attention(case, launch, pool, is_address=False, is_fp8=False, kv_scales=None
     return launch_tree_attention(inputs, case.batch, case.spec, case.rope, launch), stored
 
 
-def commit(pool, page_table, cache_lengths, path):
+def commit(pool, page_table, cache_lengths, path, is_address):
     """(committed lengths, pool) of the commit kernel."""
     pool = pool.clone()
-    return launch_cache_commit(pool, page_table, cache_lengths, path, layer_addresses(pool)), pool
+    addresses = layer_addresses(pool) if is_address else None
+    return launch_cache_commit(pool, page_table, cache_lengths, path, addresses), pool
 
 
 def serve():

@@ -21,12 +21,14 @@ def problem(seed: int, dtype: torch.dtype, page_size: int):
 @pytest.mark.parametrize(
     ("dtype", "page_size"), [(torch.float32, 16), (torch.bfloat16, 32), (torch.float16, 64), (torch.int8, 128)]
 )
-def test_commit_equals_its_definition(interpreter, dtype, page_size):
+@pytest.mark.parametrize("is_address", [False, True])
+def test_commit_equals_its_definition(interpreter, dtype, page_size, is_address):
     """Rows 2, 3, 4 -> 1, 2, 3 overlap; int8 stands for float8, whose bits move as well."""
     pool, page_table, cache_lengths, path_nodes, num_accepted = problem(0, dtype, page_size)
     expected = reference_commit(pool, page_table, cache_lengths, path_nodes, num_accepted)
+    path = path_nodes, num_accepted
     lengths, committed = interpreter(
-        "commit", pool=pool, page_table=page_table, cache_lengths=cache_lengths, path=(path_nodes, num_accepted)
+        "commit", pool=pool, page_table=page_table, cache_lengths=cache_lengths, path=path, is_address=is_address
     )
     assert not torch.equal(expected, pool)
     assert torch.equal(committed, expected)
