@@ -20,12 +20,18 @@ class Command:
 
 COMMANDS = {
     "serve": Command(module="cli_serve", run="run", summary="Serve a model repository with Triton."),
-    "generate": Command(module="cli_generate", run="run", summary="Generate text on a server, streamed to the terminal."),
+    "generate": Command(
+        module="cli_generate", run="run", summary="Generate text on a server, streamed to the terminal."
+    ),
     "compare": Command(
-        module="cli_engine", run="run_compare", summary="Plain against speculative decoding of an engine, in one process."
+        module="cli_engine",
+        run="run_compare",
+        summary="Plain against speculative decoding of an engine, in one process.",
     ),
     "inspect": Command(module="cli_engine", run="run_inspect", summary="What an engine is, for a person."),
-    "example": Command(module="cli_engine", run="run_example", summary="Fetch the example model, SmolLM2-135M-Instruct."),
+    "example": Command(
+        module="cli_engine", run="run_example", summary="Fetch the example model, SmolLM2-135M-Instruct."
+    ),
     "kernels": Command(module="cli_engine", run="run_kernels", summary="Report the GPU kernels' compiled budgets."),
 }
 

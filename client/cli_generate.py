@@ -50,7 +50,10 @@ def run(arguments: Sequence[str]) -> None:
     """Runs the command."""
     config = tyro.cli(GenerateConfig, prog="furcate generate", args=arguments)
     prompt = sys.stdin.read() if config.prompt == "-" else config.prompt
-    with Client(config.url, deadline_s=config.deadline_s) as client, client.stream(prompt, **_options(config)) as stream:
+    with (
+        Client(config.url, deadline_s=config.deadline_s) as client,
+        client.stream(prompt, **_options(config)) as stream,
+    ):
         for delta in stream:
             print(delta.text, end="", flush=True)
         print()

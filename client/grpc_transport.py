@@ -22,7 +22,7 @@ class GrpcTransport:
 
     async def infer(self, call: Call) -> AsyncIterator[dict[str, np.ndarray]]:
         """The responses' tensors, without end when the server sends none: the caller knows which is the last."""
-        responses = self._client.stream_infer(_requests(call))
+        responses: Any = self._client.stream_infer(_requests(call))
         has_answered = False
         try:
             async for result, error in responses:

@@ -49,7 +49,9 @@ def _wheel_installation(package: Path, scratch: Path) -> Installation:
     stub = stubs / python_version / "triton_python_backend_stub"
     if not stub.exists():
         known = ", ".join(sorted(path.name for path in stubs.iterdir()))
-        raise ConfigError(f"The nvidia-pytriton wheel has no Python backend for Python {python_version}; it has {known}.")
+        raise ConfigError(
+            f"The nvidia-pytriton wheel has no Python backend for Python {python_version}; it has {known}."
+        )
     backend = scratch / "backends/python"
     backend.mkdir(parents=True)
     for source in (

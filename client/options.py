@@ -69,7 +69,8 @@ def tensor_from_value(field: Field, value: object) -> np.ndarray:
         else:
             given = np.asarray(value)
             dtype = np.dtype(NUMPY_DTYPES[field.dtype])
-            array = given.astype(dtype, casting="same_kind" if dtype.kind in "fb" else "unsafe")
+            with np.errstate(over="ignore"):
+                array = given.astype(dtype, casting="same_kind" if dtype.kind in "fb" else "unsafe")
             if not (np.all(np.isfinite(array)) if dtype.kind == "f" else np.array_equal(array, given)):
                 raise ValueError("not finite, or out of range")
     except (TypeError, ValueError, OverflowError, UnicodeEncodeError):

@@ -3,6 +3,9 @@
 Only fields that Triton 2.51 (24.10) knows: an unknown one stops the server.
 """
 
+# Protobuf makes the classes of a message module when it is imported, where no type checker sees them.
+# pyright: reportAttributeAccessIssue=false
+
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 

@@ -13,7 +13,7 @@ found through a path relative to the repository.
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from furcate.builder.config import Layout
 from furcate.builder.errors import ConfigError
@@ -21,8 +21,6 @@ from furcate.builder.staging import check_output, staged
 from furcate.model_repository import config_message
 from furcate.model_repository.tables import ENSEMBLE, ENSEMBLE_STEPS, POSTPROCESSING, PREPROCESSING, TENSORRT_LLM
 
-if TYPE_CHECKING:
-    from tritonclient.grpc import model_config_pb2 as pb
 
 LIVE_REQUESTS_PER_ROW = 4
 """How many requests take turns for each row of a step; the rest wait."""
@@ -88,7 +86,8 @@ def _num_rows(engine_dir: Path, max_batch_size: int | None) -> int:
     return num_rows
 
 
-def _write(output: Path, configs: "dict[str, pb.ModelConfig]", modules: dict[str, str]) -> None:
+def _write(output: Path, configs: dict[str, Any], modules: dict[str, str]) -> None:
+    """Writes each model's config message and, where it has one, the module its model.py names."""
     with staged(output) as directory:
         for name, config in configs.items():
             version = directory / name / "1"

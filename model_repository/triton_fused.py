@@ -5,7 +5,7 @@ import time
 import traceback
 from pathlib import Path
 
-import triton_python_backend_utils as pb_utils
+import triton_python_backend_utils as pb_utils  # pyright: ignore[reportMissingImports]
 
 from furcate.decoding.scheduler import Scheduler
 from furcate.model_repository.engine_request import EngineDefaults

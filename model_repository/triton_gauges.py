@@ -1,6 +1,6 @@
 """The engine's page counts among Triton's own metrics. Runs inside Triton's Python backend."""
 
-import triton_python_backend_utils as pb_utils
+import triton_python_backend_utils as pb_utils  # pyright: ignore[reportMissingImports]
 
 _GAUGES = {
     "allocated": ("furcate_pages_allocated", "K/V pages held by live requests"),

@@ -2,7 +2,7 @@
 
 import json
 
-import triton_python_backend_utils as pb_utils
+import triton_python_backend_utils as pb_utils  # pyright: ignore[reportMissingImports]
 
 
 def tensors_of(request):

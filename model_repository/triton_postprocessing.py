@@ -1,6 +1,6 @@
 """The `postprocessing` model: tokens to text. Runs inside Triton's Python backend."""
 
-import triton_python_backend_utils as pb_utils
+import triton_python_backend_utils as pb_utils  # pyright: ignore[reportMissingImports]
 
 from furcate.builder.errors import RequestError
 from furcate.model_repository.detokenize import Texts

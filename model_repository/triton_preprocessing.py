@@ -1,6 +1,6 @@
 """The `preprocessing` model: text to tokens. Runs inside Triton's Python backend."""
 
-import triton_python_backend_utils as pb_utils
+import triton_python_backend_utils as pb_utils  # pyright: ignore[reportMissingImports]
 
 from furcate.builder.errors import RequestError
 from furcate.model_repository.prompt import Prompts

@@ -94,7 +94,10 @@ def error_of(server: TritonServer, inputs: dict[str, np.ndarray], model: str = "
 
 
 RAW_REFUSALS = {
-    "unknown input": ({"text_input": TEXT, "max_tokens": THREE, "colour": THREE}, "unexpected inference input 'colour'"),
+    "unknown input": (
+        {"text_input": TEXT, "max_tokens": THREE, "colour": THREE},
+        "unexpected inference input 'colour'",
+    ),
     "wrong dtype": (
         {"text_input": TEXT, "max_tokens": THREE.astype(np.int64)},
         "inference input 'max_tokens' data-type is 'INT64', but model 'ensemble' expects 'INT32'",

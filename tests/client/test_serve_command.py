@@ -29,7 +29,10 @@ class Served:
 
     def __init__(self, repository: Path, *arguments: str) -> None:
         self.process = subprocess.Popen(
-            [*FURCATE, "serve", str(repository), *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            [*FURCATE, "serve", str(repository), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         assert self.process.stdout is not None
         self.output = ""
@@ -66,7 +69,9 @@ def test_serve_is_ready_after_its_canary_and_ends_clean_on_sigterm(repository: P
     served = Served(repository, *AUTO, "--log-file", str(tmp_path / "triton.log"))
     try:
         assert re.search(r"Ready: a first generation gave [1-8] tokens in [\d.]+ s\.", served.output), served.output
-        done = furcate("generate", "Hello", "--url", served.address("gRPC"), "--max-tokens", "9", "--temperature", "0.5")
+        done = furcate(
+            "generate", "Hello", "--url", served.address("gRPC"), "--max-tokens", "9", "--temperature", "0.5"
+        )
         assert done.returncode == 0
         assert re.fullmatch(
             r"\d tokens in [\d.]+ s, [\d.]+ tokens/s, tau [\d.]+, finish reason: (length|end_id)\n", done.stderr

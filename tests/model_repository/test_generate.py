@@ -68,7 +68,7 @@ def test_an_old_repository_is_replaced_only_when_asked(engine: Path, tmp_path: P
 
 
 def test_no_engine_and_too_many_rows_are_refused(engine: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no engine directory: manifest.json cannot be read"):
+    with pytest.raises(ConfigError, match=r"is no engine directory: manifest\.json cannot be read"):
         write_repository(tmp_path / "repository", engine_dir=tmp_path)
     with pytest.raises(ConfigError, match="max_batch_size is 33, but this engine allows 1 to 32"):
         write_repository(tmp_path / "repository", engine_dir=engine, max_batch_size=33)

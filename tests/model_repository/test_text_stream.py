@@ -44,7 +44,9 @@ def byte_fallback() -> PreTrainedTokenizerFast:
 
 TOKENIZERS = {"byte level": byte_level(), "byte fallback": byte_fallback()}
 tokenizer_names = st.sampled_from(sorted(TOKENIZERS))
-stories = st.text(st.characters(codec="utf-8", exclude_characters="\ufffd▁"), max_size=40) | st.text("🌳日é a", max_size=20)
+stories = st.text(st.characters(codec="utf-8", exclude_characters="\ufffd▁"), max_size=40) | st.text(
+    "🌳日é a", max_size=20
+)
 
 
 def pieces_of(tokenizer: PreTrainedTokenizerFast, token_ids: list[int]) -> list[str]:
