@@ -33,9 +33,8 @@ def test_torch_finds_the_operator_well_formed():
     """Schema, what it mutates, and its shapes without data (opcheck also refuses outputs that alias inputs)."""
     checks = ("test_schema", "test_faketensor")
     arguments = arguments_of(make_case(CaseShape()))
-    assert torch.library.opcheck(
-        torch.ops.furcate.tree_attention.default, arguments, test_utils=checks
-    ) == dict.fromkeys(checks, "SUCCESS")
+    result = torch.library.opcheck(torch.ops.furcate.tree_attention.default, arguments, test_utils=checks)
+    assert result == dict.fromkeys(checks, "SUCCESS")
 
 
 def test_launch_on_a_gpu_follows_from_shapes(monkeypatch):
