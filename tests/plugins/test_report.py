@@ -40,13 +40,14 @@ def test_too_few_bytes_in_flight_cost_bandwidth():
     assert predict(work, chip, halved, 1).memory_us > 1.9 * predict(work, chip, tactic, 3).memory_us
 
 
-def test_report_lists_every_kernel_of_a_chip(capsys):
+def test_report_lists_every_kernel_of_a_chip(capsys, monkeypatch):
     pytest.importorskip("triton", reason="pip install 'furcate[gpu]'")
     if os.environ.get("TRITON_INTERPRET"):
         pytest.skip("TRITON_INTERPRET is set: kernels cannot be compiled in this process")
     rows = list(report.kernel_rows((90,)))
     assert [row.kernel for row in rows] == ["split"] * 4 + ["split, TensorRT"] * 3 + ["reduce", "commit"]
     assert all(row.report.stack_bytes == 0 and row.report.fits for row in rows)
+    monkeypatch.setenv("COLUMNS", "170")
     report.print_kernels((90,))
     printed = capsys.readouterr().out
     assert "HGMMA" in printed
