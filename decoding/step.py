@@ -16,7 +16,7 @@ from furcate.decoding.acceptance.match import follow
 from furcate.decoding.drafters.eagle import EagleProposer
 from furcate.decoding.drafters.grow import grower_of
 from furcate.decoding.drafters.medusa import MedusaProposer
-from furcate.decoding.drafters.proposer import DraftRows, Proposer
+from furcate.decoding.drafters.proposer import Committed, DraftRows, Proposer
 from furcate.decoding.executors.torch import TorchExecutor
 from furcate.decoding.sampling import SamplingRows, choose, choose_in_tree
 from furcate.decoding.tree import pack_mask
@@ -95,8 +95,15 @@ class Step:
             if self.proposer is not None:
                 width = self._observed_width(accepted.num_accepted)
                 path = accepted.path_nodes[:, :width]
-                features = executor_features(outputs.features, path)
-                states = self.proposer.observe(features, token_ids[:, :width], accepted.num_accepted, draft)
+                committed = Committed(
+                    features=executor_features(outputs.features, path),
+                    first_ids=draft.root_ids,
+                    next_ids=token_ids[:, :width],
+                    counts=accepted.num_accepted,
+                    cache_lengths=draft.cache_lengths,
+                    page_table=draft.page_table,
+                )
+                states = self.proposer.observe(committed)
         return StepResult(
             token_ids=token_ids, num_tokens=accepted.num_accepted, num_nodes=tree.num_nodes, states=states
         )
@@ -128,14 +135,15 @@ class Step:
             states = None
             if self.proposer is not None:
                 next_ids = torch.cat([chunk.token_ids[:, 1:], torch.full_like(chunk.token_ids[:, :1], next_id)], dim=1)
-                rows = DraftRows(
-                    states=torch.empty(1, 0),
-                    root_ids=next_ids[:, -1],
+                committed = Committed(
+                    features=outputs.features,
+                    first_ids=chunk.token_ids[:, 0],
+                    next_ids=next_ids,
+                    counts=torch.full((1,), num_tokens, device=chunk.token_ids.device),
                     cache_lengths=chunk.cache_lengths,
                     page_table=chunk.page_table,
                 )
-                counts = torch.full((1,), num_tokens, device=chunk.token_ids.device)
-                states = self.proposer.observe(outputs.features, next_ids, counts, rows)
+                states = self.proposer.observe(committed)
         is_last = chunk.next_id is None
         return (next_id if is_last else None), (states[0] if is_last and states is not None else None)
 

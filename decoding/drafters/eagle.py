@@ -11,37 +11,39 @@ from jaxtyping import Float, Int32, Int64
 from torch import Tensor
 
 from furcate.builder.network.inputs import PassInputs
-from furcate.decoding.drafters.proposer import DraftRows, Proposal
+from furcate.decoding.drafters.proposer import Committed, DraftRows, Proposal
 from furcate.decoding.executors.torch import TorchExecutor
 
 
 class EagleProposer:
     """Proposes with the engine's EAGLE head. A sequence's state is the head's hidden state after its newest token."""
 
+    num_held_slots = 0
+
     def __init__(self, executor: TorchExecutor) -> None:
         self.executor = executor
+        self.target_token_ids = executor.target_token_ids
 
     def start(self, rows: DraftRows) -> "EagleDraft":
         return EagleDraft(self.executor, rows)
 
-    def observe(
-        self,
-        features: Float[Tensor, "B A F"],
-        next_ids: Int64[Tensor, "B A"],
-        num_committed: Int64[Tensor, " B"],
-        rows: DraftRows,
-    ) -> Float[Tensor, "B S"]:
-        steps = torch.arange(next_ids.shape[1], dtype=torch.int32, device=next_ids.device)
-        inputs = PassInputs(
-            token_ids=next_ids,
-            positions=rows.cache_lengths[:, None] + steps,
-            tree_mask=None,
-            cache_lengths=rows.cache_lengths,
-            page_table=rows.page_table,
-            num_nodes=num_committed if next_ids.shape[0] > 1 else None,
-        )
-        hidden = self.executor.head_pass(self.executor.fuse_features(features), inputs)
-        return hidden[torch.arange(len(hidden), device=hidden.device), num_committed - 1]
+    def observe(self, committed: Committed) -> Float[Tensor, "B S"]:
+        hidden = self.executor.head_pass(self.executor.fuse_features(committed.features), chain_inputs(committed))
+        return hidden[torch.arange(len(hidden), device=hidden.device), committed.counts - 1]
+
+
+def chain_inputs(committed: Committed) -> PassInputs:
+    """A head's pass over what was committed: the token after position p lies in slot p and is rotated by p."""
+    next_ids, lengths = committed.next_ids, committed.cache_lengths
+    steps = torch.arange(next_ids.shape[1], dtype=torch.int32, device=next_ids.device)
+    return PassInputs(
+        token_ids=next_ids,
+        positions=lengths[:, None] + steps,
+        tree_mask=None,
+        cache_lengths=lengths,
+        page_table=committed.page_table,
+        num_nodes=committed.counts if next_ids.shape[0] > 1 else None,
+    )
 
 
 class EagleDraft:
@@ -51,15 +53,16 @@ class EagleDraft:
         self.executor = executor
         self.rows = rows
         self.hidden: Float[Tensor, "B K H"] = rows.states[:, None]
+        self.logits: Float[Tensor, "B K Vd"] = executor.head_logits(self.hidden)
         self.words: list[Int32[Tensor, "B K"]] = []
         """Mask words of the level above; a word is added when the nodes drafted outgrow the last one."""
         self.num_drafted = 0
         self.level = 0
 
-    def begin(self, num_children: int) -> Proposal:
-        return self._propose(num_children)
+    def propose(self, num_children: int) -> Proposal:
+        return proposal_of(self.logits, num_children, self.executor)
 
-    def descend(self, parents: Int64[Tensor, "B K"], token_ids: Int64[Tensor, "B K"], num_children: int) -> Proposal:
+    def descend(self, parents: Int64[Tensor, "B K"], token_ids: Int64[Tensor, "B K"]) -> None:
         hidden = self.hidden.gather(1, parents[:, :, None].expand(-1, -1, self.hidden.shape[2]))
         inputs = PassInputs(
             token_ids=token_ids,
@@ -70,9 +73,9 @@ class EagleDraft:
             node_offset=self.num_drafted,
         )
         self.hidden = self.executor.head_pass(hidden, inputs)
+        self.logits = self.executor.head_logits(self.hidden)
         self.num_drafted += token_ids.shape[1]
         self.level += 1
-        return self._propose(num_children)
 
     def _add_to_mask(self, parents: Int64[Tensor, "B K"]) -> Int32[Tensor, "B K W"]:
         """Ancestor words of the new nodes: their parents' words, and a bit for themselves."""
@@ -83,10 +86,6 @@ class EagleDraft:
         own = self_bits(self.num_drafted, num_new, parents.device)
         self.words = [word | own[index] for index, word in enumerate(words)]
         return torch.stack(self.words, dim=-1)
-
-    def _propose(self, num_children: int) -> Proposal:
-        logits = self.executor.head_logits(self.hidden)
-        return proposal_of(logits, num_children, self.executor)
 
 
 def self_bits(first: int, count: int, device: torch.device) -> Int32[Tensor, "W K"]:

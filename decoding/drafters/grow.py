@@ -53,7 +53,7 @@ class DynamicGrower:
         assert proposer is not None, "a dynamic tree needs a proposer"
         top_k = self.config.top_k
         draft = proposer.start(rows)
-        proposal = draft.begin(top_k)
+        proposal = draft.propose(top_k)
         level = expand_level(torch.zeros_like(proposal.log_probs[:, :, 0]), proposal.log_probs, top_k)
         token_ids = [proposal.token_ids.flatten(1)]
         scores = [level.candidate_scores]
@@ -63,7 +63,8 @@ class DynamicGrower:
             chosen_ids = token_ids[-1].gather(1, level.chosen)
             chosen_parents = level.chosen + first
             # Place of each chosen node's parent among the nodes expanded before: candidates come C to a parent.
-            proposal = draft.descend(level.chosen // top_k, chosen_ids, top_k)
+            draft.descend(level.chosen // top_k, chosen_ids)
+            proposal = draft.propose(top_k)
             first += token_ids[-1].shape[1]
             parents.append(chosen_parents.repeat_interleave(top_k, dim=1))
             level = expand_level(level.scores, proposal.log_probs, top_k)
@@ -90,13 +91,13 @@ class StaticGrower:
             return self.shape.tree(rows.root_ids[:, None])
         assert proposer is not None, "a tree of more than the root needs a proposer"
         draft = proposer.start(rows)
-        proposal = draft.begin(self.levels[0].num_children)
         columns = [rows.root_ids[:, None]]
         for above, level in zip([None, *self.levels], self.levels, strict=False):
             if above is not None:
                 expanded_ids = columns[-1][:, level.expanded_places.to(rows.root_ids.device)]
                 parents = level.parent_places.to(rows.root_ids.device).expand(len(rows.root_ids), -1)
-                proposal = draft.descend(parents, expanded_ids, level.num_children)
+                draft.descend(parents, expanded_ids)
+            proposal = draft.propose(level.num_children)
             picks = level.picks.to(rows.root_ids.device)
             columns.append(proposal.token_ids.flatten(1)[:, picks])
         return self.shape.tree(torch.cat(columns, dim=1))

@@ -8,27 +8,25 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from furcate.decoding.drafters.eagle import proposal_of
-from furcate.decoding.drafters.proposer import DraftRows, Proposal
+from furcate.decoding.drafters.proposer import Committed, DraftRows, Proposal
 from furcate.decoding.executors.torch import TorchExecutor
 
 
 class MedusaProposer:
     """Proposes with the engine's Medusa heads. A sequence's state is the target's hidden state of its last committed token."""
 
+    num_held_slots = 0
+
     def __init__(self, executor: TorchExecutor) -> None:
         self.executor = executor
+        self.target_token_ids = executor.target_token_ids
 
     def start(self, rows: DraftRows) -> "MedusaDraft":
         return MedusaDraft(self.executor, rows)
 
-    def observe(
-        self,
-        features: Float[Tensor, "B A F"],
-        next_ids: Int64[Tensor, "B A"],
-        num_committed: Int64[Tensor, " B"],
-        rows: DraftRows,
-    ) -> Float[Tensor, "B S"]:
-        return features[torch.arange(len(features), device=features.device), num_committed - 1]
+    def observe(self, committed: Committed) -> Float[Tensor, "B S"]:
+        features = committed.features
+        return features[torch.arange(len(features), device=features.device), committed.counts - 1]
 
 
 class MedusaDraft:
@@ -36,19 +34,21 @@ class MedusaDraft:
 
     def __init__(self, executor: TorchExecutor, rows: DraftRows) -> None:
         self.executor = executor
-        self.logits: list[Float[Tensor, "B Vd"]] = executor.medusa_logits(rows.states)
+        self.head_logits: list[Float[Tensor, "B Vd"]] = executor.medusa_logits(rows.states)
         self.level = 0
+        self.num_nodes = 1
 
-    def begin(self, num_children: int) -> Proposal:
-        return self._propose(1, num_children)
+    @property
+    def logits(self) -> Float[Tensor, "B K Vd"]:
+        return self.head_logits[self.level][:, None].expand(-1, self.num_nodes, -1)
 
-    def descend(self, parents: Int64[Tensor, "B K"], token_ids: Int64[Tensor, "B K"], num_children: int) -> Proposal:
-        self.level += 1
-        return self._propose(token_ids.shape[1], num_children)
-
-    def _propose(self, num_parents: int, num_children: int) -> Proposal:
-        proposal = proposal_of(self.logits[self.level][:, None], num_children, self.executor)
+    def propose(self, num_children: int) -> Proposal:
+        proposal = proposal_of(self.head_logits[self.level][:, None], num_children, self.executor)
         return Proposal(
-            log_probs=proposal.log_probs.expand(-1, num_parents, -1),
-            token_ids=proposal.token_ids.expand(-1, num_parents, -1),
+            log_probs=proposal.log_probs.expand(-1, self.num_nodes, -1),
+            token_ids=proposal.token_ids.expand(-1, self.num_nodes, -1),
         )
+
+    def descend(self, parents: Int64[Tensor, "B K"], token_ids: Int64[Tensor, "B K"]) -> None:
+        self.level += 1
+        self.num_nodes = token_ids.shape[1]

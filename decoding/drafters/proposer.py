@@ -1,6 +1,7 @@
-"""What grows a tree: a proposer names the most probable children of some nodes, level by level.
+"""What grows a tree: a proposer gives the draft law of some nodes' children, level by level.
 
-B batch rows, K nodes of a level, C children proposed a node, S state width, P pages.
+B batch rows, K nodes of a level, C children proposed a node, A committed tokens, F feature width, S state width, P pages,
+Vd draft vocabulary.
 """
 
 from dataclasses import dataclass
@@ -28,35 +29,54 @@ class Proposal:
     token_ids: Int64[Tensor, "B K C"]
 
 
-class Draft(Protocol):
-    """One tree being drafted."""
+@dataclass(frozen=True, kw_only=True)
+class Committed:
+    """What a pass of the target made certain: counts[b] tokens, behind `cache_lengths[b]` older ones.
 
-    def begin(self, num_children: int) -> Proposal:
-        """The root's children (K = 1)."""
+    features   the target's, of the committed tokens; rows from counts[b] on are padding, here and in next_ids
+    first_ids  the first committed token
+    next_ids   the tokens after each of them; next_ids[b, counts[b] - 1] is the new root, which is not committed yet
+    """
+
+    features: Float[Tensor, "B A F"]
+    first_ids: Int64[Tensor, " B"]
+    next_ids: Int64[Tensor, "B A"]
+    counts: Int64[Tensor, " B"]
+    cache_lengths: Int32[Tensor, " B"]
+    page_table: Int32[Tensor, "B P"]
+
+
+class Draft(Protocol):
+    """One tree being drafted. It starts at the root (K = 1)."""
+
+    @property
+    def logits(self) -> Float[Tensor, "B K Vd"]:
+        """What the newest level's children are drawn from, in the draft vocabulary."""
         ...
 
-    def descend(self, parents: Int64[Tensor, "B K"], token_ids: Int64[Tensor, "B K"], num_children: int) -> Proposal:
-        """Children of the K nodes that hold `token_ids`; `parents` are their parents' places in the level above."""
+    def propose(self, num_children: int) -> Proposal:
+        """The most probable children of the newest level."""
+        ...
+
+    def descend(self, parents: Int64[Tensor, "B K"], token_ids: Int64[Tensor, "B K"]) -> None:
+        """Makes these K nodes the newest level; `parents` are their parents' places in the level above."""
         ...
 
 
 class Proposer(Protocol):
     """A drafter's model, ready to draft and to learn what the target made of it."""
 
+    num_held_slots: int
+    """Cache slots behind the committed tokens that hold something before any node is drafted."""
+
     def start(self, rows: DraftRows) -> Draft:
         """A draft for these sequences."""
         ...
 
-    def observe(
-        self,
-        features: Float[Tensor, "B A F"],
-        next_ids: Int64[Tensor, "B A"],
-        num_committed: Int64[Tensor, " B"],
-        rows: DraftRows,
-    ) -> Float[Tensor, "B S"]:
-        """The new states, from the target's true features of the tokens just committed and the tokens after them.
+    def observe(self, committed: Committed) -> Float[Tensor, "B S"]:
+        """The new states. Whatever was cached for these positions while drafting is overwritten."""
+        ...
 
-        `rows.cache_lengths` count the tokens before those; entries at or behind num_committed[b] are padding. Whatever the
-        head had cached for these positions while it drafted is overwritten.
-        """
+    def target_token_ids(self, draft_ids: Int64[Tensor, "..."]) -> Int64[Tensor, "..."]:
+        """Target ids of draft-vocabulary ids."""
         ...

@@ -214,26 +214,21 @@ def test_every_tree_accepts_what_a_perfect_head_drafts(tiny_target, tiny_engine)
             position = int(rows.cache_lengths[0]) - len(requests[0].prompt_ids) + 1
             return ScriptedDraft(script[position:] + [0] * 8)
 
-        def observe(self, features, next_ids, num_committed, rows):
-            return features[:, 0]
+        def observe(self, committed):
+            return committed.features[:, 0]
 
     class ScriptedDraft:
         def __init__(self, tokens):
             self.tokens = tokens
             self.level = 0
 
-        def begin(self, num_children):
-            return self._next()
-
-        def descend(self, parents, token_ids, num_children):
-            return self._next()
-
-        def _next(self):
+        def propose(self, num_children):
             from furcate.decoding.drafters.proposer import Proposal
 
-            token = self.tokens[self.level]
+            return Proposal(log_probs=torch.zeros(1, 1, 1), token_ids=torch.tensor([[[self.tokens[self.level]]]]))
+
+        def descend(self, parents, token_ids):
             self.level += 1
-            return Proposal(log_probs=torch.zeros(1, 1, 1), token_ids=torch.tensor([[[token]]]))
 
     scheduler._step.proposer = Scripted()
     scheduler.add(requests[0])
