@@ -31,6 +31,17 @@ class ExampleConfig:
     """Where the download is kept; default ~/.cache/furcate."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class KernelsConfig:
+    """Compile every GPU kernel, print its resources and what the static model expects of it. No GPU is needed.
+
+    Example: furcate kernels --arch 90
+    """
+
+    arch: tuple[int, ...] = ()
+    """Compute capabilities (90, 100, 120, ...); default all that the kernels are made for."""
+
+
 def run_inspect(arguments: Sequence[str]) -> None:
     """Runs `furcate inspect`."""
     config = tyro.cli(InspectConfig, prog="furcate inspect", args=arguments)
@@ -57,6 +68,7 @@ def run_example(arguments: Sequence[str]) -> None:
 
 def run_kernels(arguments: Sequence[str]) -> None:
     """Runs `furcate kernels`."""
-    from furcate.plugins.report import KernelsConfig, print_report
+    config = tyro.cli(KernelsConfig, prog="furcate kernels", args=arguments)
+    from furcate.plugins.report import print_kernels
 
-    print_report(tyro.cli(KernelsConfig, prog="furcate kernels", args=arguments))
+    print_kernels(config.arch or None)

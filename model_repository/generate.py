@@ -21,7 +21,6 @@ from furcate.builder.staging import check_output, staged
 from furcate.model_repository import config_message
 from furcate.model_repository.tables import ENSEMBLE, ENSEMBLE_STEPS, POSTPROCESSING, PREPROCESSING, TENSORRT_LLM
 
-
 LIVE_REQUESTS_PER_ROW = 4
 """How many requests take turns for each row of a step; the rest wait."""
 

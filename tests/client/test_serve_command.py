@@ -155,7 +155,7 @@ def test_unknown_command_names_the_known_ones() -> None:
     assert done.stderr.startswith("furcate: there is no command 'serv'; the commands are: serve, generate,")
 
 
-@pytest.mark.parametrize("command", ["serve", "generate", "inspect", "example", "compare"])
+@pytest.mark.parametrize("command", ["serve", "generate", "inspect", "example", "compare", "kernels"])
 def test_each_command_explains_itself_with_an_example(command: str) -> None:
     done = furcate(command, "--help")
     assert done.returncode == 0
