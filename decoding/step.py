@@ -15,6 +15,7 @@ from furcate.builder.tree_config import TreeConfig, TreeKind
 from furcate.decoding.acceptance.match import follow
 from furcate.decoding.drafters.eagle import EagleProposer
 from furcate.decoding.drafters.grow import grower_of
+from furcate.decoding.drafters.hydra import HydraProposer
 from furcate.decoding.drafters.medusa import MedusaProposer
 from furcate.decoding.drafters.proposer import Committed, DraftRows, Proposer
 from furcate.decoding.executors.torch import TorchExecutor
@@ -158,6 +159,8 @@ def proposer_of(executor: TorchExecutor) -> Proposer | None:
     """The proposer of the engine's head; None without a head."""
     if executor.head is None:
         return None
-    if executor.head.kind in (HeadKind.MEDUSA, HeadKind.HYDRA):
+    if executor.head.kind is HeadKind.MEDUSA:
         return MedusaProposer(executor)
+    if executor.head.kind is HeadKind.HYDRA:
+        return HydraProposer(executor)
     return EagleProposer(executor)

@@ -4,7 +4,7 @@ Axes: B batch, N nodes, H hidden size of the head, F feature width, Vd draft voc
 Sources: EAGLE (arXiv 2401.15077), EAGLE-3 (arXiv 2503.01840), Medusa (arXiv 2401.10774), Hydra (arXiv 2402.05109).
 """
 
-from furcate.builder.network.decoder import attention_spec, mlp
+from furcate.builder.network.decoder import attention_spec, decoder_layer, is_local_layer, mlp
 from furcate.builder.network.inputs import Array, PassInputs
 from furcate.builder.network.spec import HeadKind, HeadSpec
 from furcate.builder.ops.protocol import Ops
@@ -17,6 +17,11 @@ def eagle_fuse(ops: Ops, head: HeadSpec, features: Array) -> Array:
     if head.has_fc_norm:
         assert head.decoder is not None
         features = ops.rms_norm("fc_norm", features, head.decoder.norm_eps)
+    if head.has_tap_norms:
+        assert head.decoder is not None
+        taps = ops.split(features, len(head.feature_layers))
+        eps = head.decoder.norm_eps
+        features = ops.concat([ops.rms_norm(f"tap_norms.{k}", tap, eps) for k, tap in enumerate(taps)])
     return ops.linear("fc", features)
 
 
@@ -56,3 +61,25 @@ def medusa_logits(ops: Ops, head: HeadSpec, hidden: Array) -> list[Array]:
         own = f"heads.{i}.lm_head"
         logits.append(ops.linear(own if ops.has_weight(own) else "lm_head", x))
     return logits
+
+
+def hydra_prefix(ops: Ops, head: HeadSpec, hidden: Array, inputs: PassInputs) -> Array:
+    """The hidden states [B,N,H] that prefix-mlp heads read, of the target's: one more decoder layer, then a norm."""
+    spec = head.decoder
+    assert spec is not None, "prefix-mlp heads have a decoder layer"
+    is_local = is_local_layer(spec, 0)
+    plan = ops.plan(inputs, attention_spec(spec, is_local), is_local)
+    return ops.rms_norm("norm", decoder_layer(ops, spec, 0, hidden, plan), spec.norm_eps, spec.has_unit_offset_norm)
+
+
+def hydra_logits(ops: Ops, head: HeadSpec, i: int, path: Array) -> Array:
+    """Draft logits [..., V] of Hydra's head i, for the token after the i-th drafted one (the 0th is the root).
+
+    `path` is the hidden state and, where heads are grounded, the embeddings of the i + 1 tokens from the root on, side by
+    side: [..., H (i + 2)].
+    """
+    x = path
+    for j in range(head.num_blocks):
+        residual = ops.linear(f"heads.{i}.residual", x) if j == 0 and head.is_grounded else x
+        x = ops.add(residual, ops.silu(ops.linear(f"heads.{i}.blocks.{j}", x)))
+    return ops.linear(f"heads.{i}.lm_head", x)

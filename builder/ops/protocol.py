@@ -52,6 +52,10 @@ class Ops(Protocol):
         """Parts side by side along the last axis."""
         ...
 
+    def split(self, x: Array, num_parts: int) -> list[Array]:
+        """x cut into equal parts along the last axis: [..., H] -> num_parts times [..., H / num_parts]."""
+        ...
+
     def take_rows(self, x: Array, rows: Array) -> Array:
         """x [B,N,H], rows [B,R] -> [B,R,H]."""
         ...

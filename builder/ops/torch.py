@@ -152,6 +152,9 @@ class TorchOps:
     def concat(self, parts: list[Tensor]) -> Tensor:
         return torch.cat(parts, dim=-1)
 
+    def split(self, x: Tensor, num_parts: int) -> list[Tensor]:
+        return list(x.chunk(num_parts, dim=-1))
+
     def take_rows(self, x: Tensor, rows: Tensor) -> Tensor:
         return x.gather(1, rows[:, :, None].expand(-1, -1, x.shape[-1]))
 

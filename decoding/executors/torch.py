@@ -8,14 +8,22 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from furcate.builder.engine import Engine, Manifest
+from furcate.builder.engine import Engine
 from furcate.builder.errors import EngineMismatch
 from furcate.builder.network.decoder import run_target
-from furcate.builder.network.heads import eagle_fuse, eagle_layer, eagle_logits, medusa_logits
+from furcate.builder.network.heads import (
+    eagle_fuse,
+    eagle_layer,
+    eagle_logits,
+    hydra_logits,
+    hydra_prefix,
+    medusa_logits,
+)
 from furcate.builder.network.inputs import PassInputs, TargetOutputs
 from furcate.builder.network.rope import rope_table
-from furcate.builder.network.spec import DecoderSpec, HeadKind, HeadSpec
+from furcate.builder.network.spec import DecoderSpec, HeadSpec
 from furcate.builder.ops.torch import RopeTables, TorchOps
+from furcate.builder.tree_config import MAX_TREE_NODES
 from furcate.decoding.clock import Clock
 from furcate.plugins.tree_attention.spec import RopeTable
 
@@ -31,8 +39,8 @@ class TorchExecutor:
         self.dtype = TORCH_DTYPES[self.manifest.dtype]
         self.clock = Clock()
         self.num_pages = -(-self.manifest.max_pool_tokens // self.manifest.page_size)
-        rope = _rope_tables(self.manifest, self.device)
         target = self.manifest.target
+        rope = self._rope_tables(target)
         self.target_pool = self._pool(target.num_layers, target)
         self.target_ops = self._ops(engine.weights("target"), rope, self.target_pool, target)
         if target.is_tied:
@@ -42,14 +50,16 @@ class TorchExecutor:
         self.head_ops: TorchOps | None = None
         self.draft_token_ids: Int64[Tensor, " Vd"] | None = None
         if self.head is not None:
-            self._load_head(engine.weights("head"), self.head, rope)
+            self._load_head(engine.weights("head"), self.head)
 
-    def _load_head(self, weights: dict[str, Tensor], head: HeadSpec, rope: RopeTables) -> None:
+    def _load_head(self, weights: dict[str, Tensor], head: HeadSpec) -> None:
         draft_token_ids = weights.pop("draft_token_ids", None)
         if draft_token_ids is not None:
             self.draft_token_ids = draft_token_ids.to(self.device)
+        rope = None
         if head.decoder is not None:
             self.head_pool = self._pool(head.decoder.num_layers, head.decoder)
+            rope = self._rope_tables(head.decoder)
         self.head_ops = self._ops(weights, rope, self.head_pool, head.decoder)
         if not head.owns_embedding:
             self.head_ops.share_embedding(self.target_ops)
@@ -64,8 +74,17 @@ class TorchExecutor:
         storage = np.zeros(shape, dtype=np.float32 if self.dtype is torch.float32 else np.int16)
         return torch.from_numpy(storage).view(self.dtype)
 
+    def _rope_tables(self, spec: DecoderSpec) -> RopeTables:
+        # Draft nodes of a full context still need rows of the table.
+        num_positions = self.manifest.max_context_tokens + 2 * MAX_TREE_NODES
+        everywhere = RopeTable(*(part.to(self.device) for part in rope_table(spec, num_positions)))
+        if spec.local_rope is None:
+            return RopeTables(everywhere=everywhere)
+        local = RopeTable(*(part.to(self.device) for part in rope_table(spec, num_positions, spec.local_rope)))
+        return RopeTables(everywhere=everywhere, local=local)
+
     def _ops(
-        self, weights: dict[str, Tensor], rope: RopeTables, pool: Tensor | None, spec: DecoderSpec | None
+        self, weights: dict[str, Tensor], rope: RopeTables | None, pool: Tensor | None, spec: DecoderSpec | None
     ) -> TorchOps:
         for name, tensor in weights.items():
             if tensor.dtype != self.dtype:
@@ -104,6 +123,24 @@ class TorchExecutor:
         with self.clock.part("head_forward"):
             return medusa_logits(ops, head, hidden)
 
+    def hydra_prefix(self, features: Float[Tensor, "B N H"], inputs: PassInputs) -> Float[Tensor, "B N H"]:
+        """The hidden states that Hydra's heads read; K/V of a prefix layer is written to the head's pool."""
+        ops, head = self._head()
+        if not head.has_prefix_layer:
+            return features
+        with self.clock.part("head_forward"):
+            return hydra_prefix(ops, head, features, inputs)
+
+    def hydra_logits(self, depth: int, path: Float[Tensor, "B K W"]) -> Float[Tensor, "B K Vd"]:
+        """Draft logits of the children of nodes at `depth`, from their paths (see `network.heads.hydra_logits`)."""
+        ops, head = self._head()
+        with self.clock.part("head_forward"):
+            return hydra_logits(ops, head, depth, path)
+
+    def embed(self, token_ids: Int64[Tensor, "..."]) -> Float[Tensor, "... H"]:
+        """The embeddings that the head reads."""
+        return self._head()[0].embedding("embed_tokens", token_ids)
+
     def target_token_ids(self, draft_ids: Int64[Tensor, "..."]) -> Int64[Tensor, "..."]:
         """Target ids of draft-vocabulary ids."""
         return draft_ids if self.draft_token_ids is None else self.draft_token_ids[draft_ids]
@@ -117,22 +154,3 @@ class TorchExecutor:
     def _head(self) -> tuple[TorchOps, HeadSpec]:
         assert self.head_ops is not None and self.head is not None, "this engine has no head"
         return self.head_ops, self.head
-
-    @property
-    def drafter_state_width(self) -> int:
-        """Width of the vector a drafter keeps per sequence between steps."""
-        if self.head is None:
-            return 0
-        is_medusa = self.head.kind in (HeadKind.MEDUSA, HeadKind.HYDRA)
-        return self.head.target_hidden_size if is_medusa else self.head.hidden_size
-
-
-def _rope_tables(manifest: Manifest, device: torch.device) -> RopeTables:
-    # Draft nodes of a full context still need rows of the table.
-    num_positions = manifest.max_context_tokens + 2 * 128
-    spec = manifest.target
-    everywhere = RopeTable(*(part.to(device) for part in rope_table(spec, num_positions)))
-    if spec.local_rope is None:
-        return RopeTables(everywhere=everywhere)
-    local = RopeTable(*(part.to(device) for part in rope_table(spec, num_positions, spec.local_rope)))
-    return RopeTables(everywhere=everywhere, local=local)

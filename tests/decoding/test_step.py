@@ -40,7 +40,10 @@ def run_all(scheduler: Scheduler, requests: list[Request]) -> dict[int, tuple[in
 
 def requests_of(params: list[SamplingParams]) -> list[Request]:
     pairs = zip(prompts(len(params)), params, strict=True)
-    return [Request(request_id=index, prompt_ids=prompt, sampling=sampling) for index, (prompt, sampling) in enumerate(pairs)]
+    return [
+        Request(request_id=index, prompt_ids=prompt, sampling=sampling)
+        for index, (prompt, sampling) in enumerate(pairs)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +70,9 @@ def test_greedy_text_of_a_batch_equals_plain_decoding_of_each_row_alone(executor
     assert run_all(scheduler_of(executor, tree), requests) == plain_texts(executor, requests)
 
 
-@pytest.mark.parametrize(("head", "tree"), [("eagle3", "dynamic:12/3/3"), ("eagle", "mc_sim_7b_63"), ("medusa", "chain:3")])
+@pytest.mark.parametrize(
+    ("head", "tree"), [("eagle3", "dynamic:12/3/3"), ("eagle", "mc_sim_7b_63"), ("medusa", "chain:3")]
+)
 def test_seeded_text_is_the_same_alone_in_company_and_without_speculation(executors, head, tree):
     executor = executors[head]
     params = [
@@ -88,7 +93,9 @@ def test_seeded_text_is_the_same_alone_in_company_and_without_speculation(execut
 
 def test_different_seeds_give_different_texts(executors):
     requests = [
-        Request(request_id=seed, prompt_ids=(5, 6, 7), sampling=SamplingParams(max_tokens=20, temperature=1.0, seed=seed))
+        Request(
+            request_id=seed, prompt_ids=(5, 6, 7), sampling=SamplingParams(max_tokens=20, temperature=1.0, seed=seed)
+        )
         for seed in range(4)
     ]
     texts = run_all(scheduler_of(executors["eagle3"], "chain:2"), requests)
