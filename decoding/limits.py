@@ -25,7 +25,8 @@ def check_request(request: Request, manifest: Manifest) -> None:
             f"{len(prompt) + sampling.max_tokens}; this engine's limit is {limit}. Shorten the prompt or lower max_tokens."
         )
     _check_sampling(sampling)
-    _refuse_unsupported(sampling)
+    _check_processing(sampling)
+    _check_token_ids(sampling, vocab_size)
 
 
 def _check_sampling(sampling: SamplingParams) -> None:
@@ -41,17 +42,39 @@ def _check_sampling(sampling: SamplingParams) -> None:
         raise RequestError("a stop sequence is empty; leave it out or give it at least one token.")
 
 
-def _refuse_unsupported(sampling: SamplingParams) -> None:
-    """Refuses by name what this version does not do, so that nothing is ignored in silence."""
-    unsupported = {
-        "bad_words": bool(sampling.bad_sequences),
-        "min_tokens": sampling.min_tokens > 0,
-        "repetition_penalty": sampling.repetition_penalty != 1.0,
-        "presence_penalty": sampling.presence_penalty != 0.0,
-        "frequency_penalty": sampling.frequency_penalty != 0.0,
-        "embedding_bias": bool(sampling.embedding_bias),
-        "log probabilities": sampling.returns_log_probs,
+def _check_processing(sampling: SamplingParams) -> None:
+    if sampling.min_p is not None and not 0 <= sampling.min_p <= 1:
+        raise RequestError(f"min_p is {sampling.min_p}; it must be from 0 to 1.")
+    if not math.isfinite(sampling.repetition_penalty) or sampling.repetition_penalty <= 0:
+        raise RequestError(
+            f"repetition_penalty is {sampling.repetition_penalty}; it must be above 0 (1 changes nothing)."
+        )
+    for name in ("presence_penalty", "frequency_penalty"):
+        value = getattr(sampling, name)
+        if not math.isfinite(value):
+            raise RequestError(f"{name} is {value}; it must be a finite number (0 changes nothing).")
+    if not 0 <= sampling.min_tokens <= sampling.max_tokens:
+        raise RequestError(
+            f"min_tokens is {sampling.min_tokens}; it must be from 0 to max_tokens, which is {sampling.max_tokens}."
+        )
+    if any(not word for word in sampling.bad_sequences):
+        raise RequestError("a bad word has no tokens; leave it out or give it at least one.")
+    for token, value in sampling.embedding_bias:
+        if not math.isfinite(value):
+            raise RequestError(f"embedding_bias of token {token} is {value}; it must be a finite number.")
+
+
+def _check_token_ids(sampling: SamplingParams, vocab_size: int) -> None:
+    """Every id that a request names is one of the vocabulary."""
+    named = {
+        "end_id": sampling.end_ids,
+        "a stop sequence": [token for stop in sampling.stop_sequences for token in stop],
+        "a bad word": [token for word in sampling.bad_sequences for token in word],
+        "embedding_bias": [token for token, _ in sampling.embedding_bias],
     }
-    for name, is_used in unsupported.items():
-        if is_used:
-            raise RequestError(f"{name} is not supported by this engine; leave it out.")
+    for name, ids in named.items():
+        for token in ids:
+            if not 0 <= token < vocab_size:
+                raise RequestError(
+                    f"{name} names token id {token}; the vocabulary's ids run from 0 to {vocab_size - 1}."
+                )

@@ -13,17 +13,41 @@ class FinishReason(StrEnum):
     CANCELLED = "cancelled"
 
 
+class GuideKind(StrEnum):
+    """What a guide is written in: TensorRT-LLM's names."""
+
+    JSON = "json"
+    """Any JSON value; the text is not read."""
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    EBNF_GRAMMAR = "ebnf_grammar"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guide:
+    """What a whole text must match; it may end (with an end id) only where it does."""
+
+    kind: GuideKind
+    text: str = ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How one request's text is chosen. `temperature` 0 is greedy.
 
     `end_ids` is emitted as the text's last token; a stop sequence ends the text *before* itself and is not emitted.
+
+    The target's logits are processed in this order: embedding bias; repetition penalty (tokens of prompt and answer), frequency
+    and presence penalty (tokens of the answer); bad sequences and `min_tokens`; guide; temperature; top-k; top-p; min-p.
+    `min_tokens` counts the tokens before what ends the text: no end id and no stop sequence comes before there are so many.
     """
 
     max_tokens: int
     temperature: float = 0.0
     top_k: int | None = None
     top_p: float | None = None
+    min_p: float | None = None
+    """Tokens less likely than this share of the likeliest one's probability are left out."""
     seed: int | None = None
     end_ids: tuple[int, ...] = ()
     stop_sequences: tuple[tuple[int, ...], ...] = ()
@@ -33,7 +57,10 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     embedding_bias: tuple[tuple[int, float], ...] = ()
+    """Token ids and what is added to their logits."""
+    guide: Guide | None = None
     returns_log_probs: bool = False
+    """Log-softmax of the target's own logits, before anything above is done to them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
+from furcate.decoding.logits.processing import LogitsProcessing
 from furcate.decoding.randomness import Draw, uniforms
 from furcate.decoding.tree import Tree
 
@@ -20,7 +21,8 @@ _BISECTIONS = 31
 class SamplingRows:
     """How each row's tokens are chosen. Rows with temperature 0 take the argmax.
 
-    top_k [B] is V where unused, top_p [B] is 1 where unused; the host-side fields say which work no row needs.
+    top_k [B] is V where unused, top_p [B] is 1 and min_p [B] is 0 where unused; the host-side fields, and None, say which
+    work no row needs.
     """
 
     temperature: Float[Tensor, " B"]
@@ -30,12 +32,16 @@ class SamplingRows:
     is_greedy: bool
     largest_top_k: int | None
     uses_top_p: bool
+    min_p: Float[Tensor, " B"] | None = None
+    processing: LogitsProcessing | None = None
+    returns_log_probs: bool = False
 
 
 def target_law(logits: Float[Tensor, "B V"], rows: SamplingRows) -> Float[Tensor, "B V"]:
-    """Float32 probabilities after temperature, then top-k, then top-p; each row sums to 1.
+    """Float32 probabilities after temperature, then top-k, then top-p, then min-p; each row sums to 1.
 
-    Tokens tied with the last one kept are kept too. Rows with temperature 0 get the law at temperature 1 (unused).
+    Tokens tied with the last one kept are kept too. Rows with temperature 0 get the law at temperature 1 (unused). A NaN
+    among a row's logits makes its whole law NaN.
     """
     temperature = torch.where(rows.temperature > 0, rows.temperature, 1.0)
     scaled = logits.float() / temperature[:, None]
@@ -47,6 +53,9 @@ def target_law(logits: Float[Tensor, "B V"], rows: SamplingRows) -> Float[Tensor
     law = scaled.softmax(-1)
     if rows.uses_top_p:
         law = law * (law >= _nucleus_threshold(law, rows.top_p)[:, None])
+        law = law / law.sum(-1, keepdim=True)
+    if rows.min_p is not None:
+        law = law * (law >= rows.min_p[:, None] * law.amax(-1, keepdim=True))
         law = law / law.sum(-1, keepdim=True)
     return law
 
@@ -76,12 +85,16 @@ def draw(law: Float[Tensor, "B V"], u: Float64[Tensor, " B"]) -> Int64[Tensor, "
 
 
 def choose(logits: Float[Tensor, "B V"], rows: SamplingRows, positions: Int64[Tensor, " B"]) -> Int64[Tensor, " B"]:
-    """The token at `positions` (index in prompt plus answer) of each row, by argmax or by its law."""
+    """The token at `positions` (index in prompt plus answer) of each row, by argmax or by its law.
+
+    A row with a NaN logit gets the first token whose logit is NaN.
+    """
     greedy = logits.max(-1).indices
     if rows.is_greedy:
         return greedy
-    drawn = draw(target_law(logits, rows), uniforms(rows.seeds, positions, Draw.TOKEN))
-    return torch.where(rows.temperature > 0, drawn, greedy)
+    law = target_law(logits, rows)
+    drawn = draw(law, uniforms(rows.seeds, positions, Draw.TOKEN))
+    return torch.where((rows.temperature > 0) & (law[:, 0] >= 0), drawn, greedy)
 
 
 def choose_in_tree(

@@ -20,10 +20,12 @@ from furcate.decoding.cache import PagePool
 from furcate.decoding.drafters.proposer import DraftRows
 from furcate.decoding.executors.torch import TorchExecutor
 from furcate.decoding.limits import check_request
+from furcate.decoding.logits.guide import GuideCompiler
+from furcate.decoding.logits.processing import TextLogits, processing_of, text_logits_of
 from furcate.decoding.request import Request, StepOutput
 from furcate.decoding.sampling import SamplingRows
-from furcate.decoding.sequence import Sequence
-from furcate.decoding.step import PromptChunk, Step, StepRows
+from furcate.decoding.sequence import NewTokens, Sequence
+from furcate.decoding.step import PromptChunk, Step, StepResult, StepRows
 
 
 class Scheduler:
@@ -35,6 +37,9 @@ class Scheduler:
         self._step = Step(executor, tree or self.manifest.tree)
         self.pool = PagePool(executor.num_pages, self.manifest.page_size)
         self.sequences: dict[int, Sequence] = {}
+        self._guides = GuideCompiler(
+            executor.tokenizer_dir, self.manifest.eos_token_ids, self.manifest.target.vocab_size
+        )
 
     @classmethod
     def from_engine(cls, engine_dir: Path, *, num_threads: int | None = None) -> "Scheduler":
@@ -68,7 +73,9 @@ class Scheduler:
                 f"the request needs {self._pages_needed(request)} K/V pages and the pool has {self.num_pages}; "
                 "shorten it, or build with a larger --max-pool-tokens."
             )
-        self.sequences[request.request_id] = Sequence(request)
+        sequence = Sequence(request)
+        sequence.logits = self._text_logits(request)
+        self.sequences[request.request_id] = sequence
 
     def cancel(self, request_id: int) -> None:
         """Ends a request; its pages are free when this returns. Unknown ids are ignored."""
@@ -114,7 +121,7 @@ class Scheduler:
         outputs = {}
         budget = 2 * self.manifest.prefill_chunk_tokens
         for sequence in sequences:
-            output = sequence.output()
+            output = sequence.waiting()
             remaining = len(sequence.request.prompt_ids) - sequence.cache_length
             length = min(remaining, self.manifest.prefill_chunk_tokens)
             if sequence.num_reserved_pages is not None and length <= budget:
@@ -133,25 +140,25 @@ class Scheduler:
             page_table=self._int32([sequence.pages]),
             next_id=prompt[end] if end < len(prompt) else None,
         )
-        first_id, state = self._step.prefill(chunk, self._sampling_rows([sequence]))
+        first = self._step.prefill(chunk, self._sampling_rows([sequence]))
         sequence.cache_length = end
-        if first_id is None:
-            return sequence.output()
-        sequence.root_id, sequence.state = first_id, state
-        return sequence.output([first_id])
+        if first is None:
+            return sequence.waiting()
+        sequence.root_id, sequence.state = first.token_id, first.state
+        log_probs = [first.log_prob] if first.log_prob is not None else []
+        return sequence.output(NewTokens(token_ids=[first.token_id], logits=[first.chosen_logit], log_probs=log_probs))
 
     def _decode(self, sequences: list[Sequence]) -> dict[int, StepOutput]:
         for sequence in sequences:
             self._resize(sequence, sequence.cache_length + self._step.num_slots)
         result = self._step.run(StepRows(draft=self._draft_rows(sequences), sampling=self._sampling_rows(sequences)))
-        token_ids, num_tokens = result.token_ids.tolist(), result.num_tokens.tolist()
         outputs = {}
-        for row, (sequence, num_nodes) in enumerate(zip(sequences, result.num_nodes.tolist(), strict=True)):
-            new_ids = token_ids[row][: num_tokens[row]]
-            sequence.cache_length += len(new_ids)
-            sequence.root_id, sequence.state = new_ids[-1], result.states[row]
+        num_nodes = result.num_nodes.tolist()
+        for row, (sequence, new) in enumerate(zip(sequences, _new_tokens(result), strict=True)):
+            sequence.cache_length += len(new.token_ids)
+            sequence.root_id, sequence.state = new.token_ids[-1], result.states[row]
             self._resize(sequence, sequence.cache_length)
-            outputs[sequence.request.request_id] = sequence.output(new_ids, num_nodes - 1)
+            outputs[sequence.request.request_id] = sequence.output(new, num_nodes[row] - 1)
         return outputs
 
     def _resize(self, sequence: Sequence, num_tokens: int) -> None:
@@ -182,6 +189,7 @@ class Scheduler:
         top_k = [min(p.top_k or vocab_size, vocab_size) for p in params]
         limited = [k for k in top_k if k < vocab_size]
         top_p = [1.0 if p.top_p is None else p.top_p for p in params]
+        min_p = [p.min_p or 0.0 for p in params]
         device = self.executor.device
         return SamplingRows(
             temperature=torch.tensor([p.temperature for p in params], dtype=torch.float32, device=device),
@@ -191,10 +199,29 @@ class Scheduler:
             is_greedy=all(p.temperature == 0 for p in params),
             largest_top_k=max(limited) if limited else None,
             uses_top_p=min(top_p) < 1,
+            min_p=torch.tensor(min_p, dtype=torch.float32, device=device) if max(min_p) > 0 else None,
+            processing=processing_of([sequence.logits for sequence in sequences], device),
+            returns_log_probs=any(p.returns_log_probs for p in params),
         )
+
+    def _text_logits(self, request: Request) -> TextLogits | None:
+        sampling = request.sampling
+        guide = self._guides.compile(sampling.guide, sampling.end_ids) if sampling.guide is not None else None
+        return text_logits_of(request, self.manifest.target.vocab_size, self.executor.device, guide)
 
     def _int32(self, values: list) -> Tensor:
         return torch.tensor(values, dtype=torch.int32, device=self.executor.device)
+
+
+def _new_tokens(result: StepResult) -> list[NewTokens]:
+    """Each row's tokens of a step, on the host."""
+    counts = result.num_tokens.tolist()
+    token_ids, logits = result.token_ids.tolist(), result.chosen_logits.tolist()
+    log_probs = result.log_probs.tolist() if result.log_probs is not None else [[]] * len(counts)
+    return [
+        NewTokens(token_ids=ids[:count], logits=values[:count], log_probs=row_log_probs[:count])
+        for count, ids, values, row_log_probs in zip(counts, token_ids, logits, log_probs, strict=True)
+    ]
 
 
 def _signed(seed: int) -> int:

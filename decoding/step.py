@@ -3,7 +3,8 @@
 B batch rows, N nodes, D depth of the deepest node, A = D + 1 accepted nodes at most, S drafter state width, P pages.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int32, Int64
@@ -12,6 +13,7 @@ from torch import Tensor
 from furcate.builder.network.inputs import PassInputs
 from furcate.builder.network.spec import HeadKind
 from furcate.builder.tree_config import TreeConfig, TreeKind
+from furcate.decoding.acceptance.accepted import Accepted
 from furcate.decoding.acceptance.match import follow
 from furcate.decoding.drafters.eagle import EagleProposer
 from furcate.decoding.drafters.grow import grower_of
@@ -19,8 +21,10 @@ from furcate.decoding.drafters.hydra import HydraProposer
 from furcate.decoding.drafters.medusa import MedusaProposer
 from furcate.decoding.drafters.proposer import Committed, DraftRows, Proposer
 from furcate.decoding.executors.torch import TorchExecutor
+from furcate.decoding.logits.log_probs import chosen_logits, path_log_probs
 from furcate.decoding.sampling import SamplingRows, choose, choose_in_tree
-from furcate.decoding.tree import pack_mask
+from furcate.decoding.tree import Tree, pack_mask
+from furcate.decoding.tree_shape import single_node_shape
 from furcate.plugins.cache_commit.cpu import commit_paths
 
 
@@ -34,12 +38,37 @@ class StepRows:
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """What a step yields. token_ids[b, :num_tokens[b]] are the new tokens, the bonus last; num_nodes counts the tree's."""
+    """What a step yields. token_ids[b, :num_tokens[b]] are the new tokens, the bonus last; num_nodes counts the tree's.
+
+    chosen_logits are what the tokens were chosen by, after processing; log_probs are None when no row asks for them.
+    """
 
     token_ids: Int64[Tensor, "B A"]
     num_tokens: Int64[Tensor, " B"]
     num_nodes: Int64[Tensor, " B"]
     states: Float[Tensor, "B S"]
+    chosen_logits: Float[Tensor, "B A"]
+    log_probs: Float[Tensor, "B A"] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptResult:
+    """What the last piece of a prompt yields: the answer's first token as a step's result, and the drafter's state."""
+
+    token_id: int
+    chosen_logit: float
+    log_prob: float | None
+    state: Float[Tensor, " S"] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTrace:
+    """What a step did, for whoever looks on. `logits` are the target's after processing."""
+
+    tree: Tree
+    logits: Float[Tensor, "B N V"]
+    accepted: Accepted
+    sampling: SamplingRows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +91,8 @@ class Step:
         self.proposer = None if tree.kind is TreeKind.SINGLE else proposer_of(executor)
         self.num_slots = max(self.grower.num_nodes, self.grower.num_cached_nodes, self.grower.max_depth + 1)
         """Cache slots behind the committed tokens that a step may write."""
+        self.on_step: Callable[[StepTrace], None] | None = None
+        """Called with every step's trace (`furcate explain`)."""
 
     @torch.inference_mode()
     def run(self, rows: StepRows) -> StepResult:
@@ -79,10 +110,18 @@ class Step:
             )
             outputs = executor.target_pass(inputs)
         with self.clock.part("accept"):
-            choices = choose_in_tree(tree, outputs.logits, rows.sampling, draft.cache_lengths.long())
+            sampling, logits = rows.sampling, outputs.logits
+            if sampling.processing is not None:
+                logits = sampling.processing.process(logits, tree)
+            choices = choose_in_tree(tree, logits, sampling, draft.cache_lengths.long())
             accepted = follow(tree, choices)
             token_ids = tree.token_ids.gather(1, accepted.path_nodes).roll(-1, dims=1)
             token_ids.scatter_(1, accepted.num_accepted[:, None] - 1, accepted.bonus[:, None])
+            chosen = chosen_logits(logits, accepted.path_nodes, token_ids)
+            asks = sampling.returns_log_probs
+            log_probs = path_log_probs(outputs.logits, accepted.path_nodes, token_ids) if asks else None
+            if self.on_step is not None:
+                self.on_step(StepTrace(tree=tree, logits=logits, accepted=accepted, sampling=sampling))
         with self.clock.part("commit"):
             if self.grower.num_nodes > 1:
                 commit_paths(
@@ -106,7 +145,12 @@ class Step:
                 )
                 states = self.proposer.observe(committed)
         return StepResult(
-            token_ids=token_ids, num_tokens=accepted.num_accepted, num_nodes=tree.num_nodes, states=states
+            token_ids=token_ids,
+            num_tokens=accepted.num_accepted,
+            num_nodes=tree.num_nodes,
+            states=states,
+            chosen_logits=chosen,
+            log_probs=log_probs,
         )
 
     def _observed_width(self, num_accepted: Int64[Tensor, " B"]) -> int:
@@ -116,8 +160,8 @@ class Step:
         return self.grower.max_depth + 1
 
     @torch.inference_mode()
-    def prefill(self, chunk: PromptChunk, sampling: SamplingRows) -> tuple[int | None, Float[Tensor, " S"] | None]:
-        """Runs a piece of a prompt. After the last piece: the first token of the answer and the drafter's state."""
+    def prefill(self, chunk: PromptChunk, sampling: SamplingRows) -> PromptResult | None:
+        """Runs a piece of a prompt. The first token of the answer and the drafter's state after the last piece, else None."""
         num_tokens = chunk.token_ids.shape[1]
         steps = torch.arange(num_tokens, dtype=torch.int32, device=chunk.token_ids.device)
         inputs = PassInputs(
@@ -130,10 +174,8 @@ class Step:
         with self.clock.part("prefill"):
             last_row = torch.full((1, 1), num_tokens - 1, device=chunk.token_ids.device)
             outputs = self.executor.target_pass(inputs, last_row)
-            next_id = chunk.next_id
-            if next_id is None:
-                next_id = int(choose(outputs.logits[:, 0], sampling, chunk.cache_lengths.long() + num_tokens))
-            states = None
+            first = None if chunk.next_id is not None else _first_token(outputs.logits, chunk, sampling)
+            next_id = first.token_id if first is not None else chunk.next_id
             if self.proposer is not None:
                 next_ids = torch.cat([chunk.token_ids[:, 1:], torch.full_like(chunk.token_ids[:, :1], next_id)], dim=1)
                 committed = Committed(
@@ -145,8 +187,21 @@ class Step:
                     page_table=chunk.page_table,
                 )
                 states = self.proposer.observe(committed)
-        is_last = chunk.next_id is None
-        return (next_id if is_last else None), (states[0] if is_last and states is not None else None)
+                first = replace(first, state=states[0]) if first is not None else None
+        return first
+
+
+def _first_token(logits: Float[Tensor, "1 1 V"], chunk: PromptChunk, sampling: SamplingRows) -> PromptResult:
+    """The token that the target chooses after a whole prompt."""
+    processed = logits
+    if sampling.processing is not None:
+        processed = sampling.processing.process(logits, single_node_shape().tree(chunk.token_ids[:, -1:]))
+    token_ids = choose(processed[:, 0], sampling, chunk.cache_lengths.long() + chunk.token_ids.shape[1])
+    log_prob = None
+    if sampling.returns_log_probs:
+        log_prob = float(path_log_probs(logits, torch.zeros_like(token_ids[:, None]), token_ids[:, None]))
+    token_id = int(token_ids)
+    return PromptResult(token_id=token_id, chosen_logit=float(processed[0, 0, token_id]), log_prob=log_prob)
 
 
 def executor_features(features: Float[Tensor, "B N F"] | None, path: Int64[Tensor, "B A"]) -> Float[Tensor, "B A F"]:

@@ -35,6 +35,7 @@ class TorchExecutor:
 
     def __init__(self, engine: Engine, device: str | torch.device = "cpu") -> None:
         self.manifest = engine.manifest
+        self.tokenizer_dir = engine.tokenizer_dir
         self.device = torch.device(device)
         self.dtype = TORCH_DTYPES[self.manifest.dtype]
         self.clock = Clock()
@@ -144,6 +145,13 @@ class TorchExecutor:
     def target_token_ids(self, draft_ids: Int64[Tensor, "..."]) -> Int64[Tensor, "..."]:
         """Target ids of draft-vocabulary ids."""
         return draft_ids if self.draft_token_ids is None else self.draft_token_ids[draft_ids]
+
+    def target_laws(self, laws: Float[Tensor, "B L Vd"]) -> Float[Tensor, "B L V"]:
+        """Laws over the draft vocabulary as laws over the target's; what the draft does not know has probability 0."""
+        if self.draft_token_ids is None:
+            return laws
+        shape = (*laws.shape[:2], self.manifest.target.vocab_size)
+        return laws.new_zeros(shape).index_copy_(2, self.draft_token_ids, laws)
 
     def zero_pages(self, pages: Int64[Tensor, " pages"]) -> None:
         """Forgets whatever earlier sequences left on these pages."""
