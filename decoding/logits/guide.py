@@ -41,9 +41,9 @@ class GuideCompiler:
             raise RequestError("a guide was given but no end_id; a guided text needs a token to end with, so send one.")
         grammar = _grammar_of(guide)
         tokens = self._tokenizer()
-        fault = LLMatcher.validate_grammar(grammar, tokens)
-        if fault and not LLMatcher.is_validate_warning(fault):
-            raise _refusal(guide, fault)
+        is_wrong, faults = LLMatcher.validate_grammar_with_warnings(grammar, tokens)
+        if is_wrong:
+            raise _refusal(guide, faults[0])
         return TextGuide(LLMatcher(tokens, grammar, log_level=0), tuple(tokens.eos_tokens), end_ids, self._vocab_size)
 
     def _tokenizer(self) -> "LLTokenizer":
