@@ -10,19 +10,20 @@ import torch
 from jaxtyping import Float, Int32, Int64
 from torch import Tensor
 
+from furcate.builder.acceptance_config import Acceptance, resolve_acceptance
 from furcate.builder.network.inputs import PassInputs
 from furcate.builder.network.spec import HeadKind
 from furcate.builder.tree_config import TreeConfig, TreeKind
 from furcate.decoding.acceptance.accepted import Accepted
-from furcate.decoding.acceptance.match import follow
+from furcate.decoding.acceptor import DRAFT_KINDS, accept
 from furcate.decoding.drafters.eagle import EagleProposer
-from furcate.decoding.drafters.grow import grower_of
+from furcate.decoding.drafters.grow import Grower, grower_of
 from furcate.decoding.drafters.hydra import HydraProposer
 from furcate.decoding.drafters.medusa import MedusaProposer
 from furcate.decoding.drafters.proposer import Committed, DraftRows, Proposer
 from furcate.decoding.executors.torch import TorchExecutor
 from furcate.decoding.logits.log_probs import chosen_logits, path_log_probs
-from furcate.decoding.sampling import SamplingRows, choose, choose_in_tree
+from furcate.decoding.sampling import SamplingRows, choose
 from furcate.decoding.tree import Tree, pack_mask
 from furcate.decoding.tree_shape import single_node_shape
 from furcate.plugins.cache_commit.cpu import commit_paths
@@ -84,12 +85,16 @@ class PromptChunk:
 class Step:
     """Steps sequences with one engine and one kind of tree. Rows are independent; the cache is the executor's."""
 
-    def __init__(self, executor: TorchExecutor, tree: TreeConfig) -> None:
+    def __init__(self, executor: TorchExecutor, tree: TreeConfig, acceptance: Acceptance = Acceptance.MATCH) -> None:
         self.executor = executor
         self.clock = executor.clock
-        self.grower = grower_of(tree)
+        self.acceptance = resolve_acceptance(acceptance, tree)
         self.proposer = None if tree.kind is TreeKind.SINGLE else proposer_of(executor)
-        self.num_slots = max(self.grower.num_nodes, self.grower.num_cached_nodes, self.grower.max_depth + 1)
+        self.grower = grower_of(tree)
+        drawing = DRAFT_KINDS.get(self.acceptance)
+        self.drawing_grower = self.grower if drawing is None else grower_of(tree, drawing)
+        """Drafts for batches that are not greedy."""
+        self.num_slots = max(_num_slots(self.grower, self.proposer), _num_slots(self.drawing_grower, self.proposer))
         """Cache slots behind the committed tokens that a step may write."""
         self.on_step: Callable[[StepTrace], None] | None = None
         """Called with every step's trace (`furcate explain`)."""
@@ -99,7 +104,8 @@ class Step:
         """One step of every row; K/V of the accepted nodes is committed, the rest is left to be overwritten."""
         draft, executor = rows.draft, self.executor
         with self.clock.part("draft"):
-            tree = self.grower.grow(self.proposer, draft)
+            grower = self.grower if rows.sampling.is_greedy else self.drawing_grower
+            tree = grower.grow(self.proposer, draft, rows.sampling)
         with self.clock.part("verify"):
             inputs = PassInputs(
                 token_ids=tree.token_ids,
@@ -113,8 +119,7 @@ class Step:
             sampling, logits = rows.sampling, outputs.logits
             if sampling.processing is not None:
                 logits = sampling.processing.process(logits, tree)
-            choices = choose_in_tree(tree, logits, sampling, draft.cache_lengths.long())
-            accepted = follow(tree, choices)
+            accepted = accept(self.acceptance, tree, logits, sampling, draft.cache_lengths.long())
             token_ids = tree.token_ids.gather(1, accepted.path_nodes).roll(-1, dims=1)
             token_ids.scatter_(1, accepted.num_accepted[:, None] - 1, accepted.bonus[:, None])
             chosen = chosen_logits(logits, accepted.path_nodes, token_ids)
@@ -202,6 +207,11 @@ def _first_token(logits: Float[Tensor, "1 1 V"], chunk: PromptChunk, sampling: S
         log_prob = float(path_log_probs(logits, torch.zeros_like(token_ids[:, None]), token_ids[:, None]))
     token_id = int(token_ids)
     return PromptResult(token_id=token_id, chosen_logit=float(processed[0, 0, token_id]), log_prob=log_prob)
+
+
+def _num_slots(grower: Grower, proposer: Proposer | None) -> int:
+    num_held = proposer.num_held_slots if proposer is not None else 0
+    return max(grower.num_nodes, num_held + grower.num_cached_nodes, num_held + grower.max_depth + 1)
 
 
 def executor_features(features: Float[Tensor, "B N F"] | None, path: Int64[Tensor, "B A"]) -> Float[Tensor, "B A F"]:

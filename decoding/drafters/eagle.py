@@ -23,6 +23,7 @@ class EagleProposer:
     def __init__(self, executor: TorchExecutor) -> None:
         self.executor = executor
         self.target_token_ids = executor.target_token_ids
+        self.target_laws = executor.target_laws
 
     def start(self, rows: DraftRows) -> "EagleDraft":
         return EagleDraft(self.executor, rows)

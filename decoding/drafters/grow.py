@@ -9,10 +9,14 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from furcate.builder.errors import ConfigError
 from furcate.builder.tree_config import TreeConfig, TreeKind
+from furcate.decoding.drafters.drawn import DrawnGrower
+from furcate.decoding.drafters.mixed import MixedGrower
 from furcate.decoding.drafters.proposer import DraftRows, Proposer
 from furcate.decoding.dynamic_tree import Candidates, expand_level, rerank
-from furcate.decoding.tree import Tree
+from furcate.decoding.sampling import SamplingRows
+from furcate.decoding.tree import DraftKind, Tree
 from furcate.decoding.tree_shape import TreeShape, chain_shape, shape_from_choices, single_node_shape
 
 
@@ -24,20 +28,33 @@ class Grower(Protocol):
     num_cached_nodes: int
     """Most nodes whose K/V a draft writes behind the committed tokens."""
 
-    def grow(self, proposer: Proposer | None, rows: DraftRows) -> Tree:
+    def grow(self, proposer: Proposer | None, rows: DraftRows, sampling: SamplingRows) -> Tree:
         """The tree for these sequences."""
         ...
 
 
-def grower_of(config: TreeConfig) -> Grower:
-    """The grower a tree config asks for."""
+def grower_of(config: TreeConfig, kind: DraftKind = DraftKind.DETERMINISTIC) -> Grower:
+    """The grower a tree config asks for, drafting in the manner of `kind`.
+
+    Raises ConfigError for a dynamic tree of drawn tokens: choosing among them by probability would bias the text.
+    """
     if config.kind is TreeKind.DYNAMIC:
-        return DynamicGrower(config)
+        if kind is DraftKind.DETERMINISTIC:
+            return DynamicGrower(config)
+        if kind is DraftKind.MIXED:
+            return MixedGrower(config)
+        raise ConfigError(
+            f"tree '{config}' is dynamic, and its tokens cannot be drawn {kind.value}; use a fixed shape."
+        )
+    shape = shape_of(config)
+    return StaticGrower(shape) if kind is DraftKind.DETERMINISTIC or shape.max_depth == 0 else DrawnGrower(shape, kind)
+
+
+def shape_of(config: TreeConfig) -> TreeShape:
+    """The fixed shape of a config that has one."""
     if config.kind is TreeKind.CHAIN:
-        return StaticGrower(chain_shape(config.depth))
-    if config.kind is TreeKind.STATIC:
-        return StaticGrower(shape_from_choices(config.choices))
-    return StaticGrower(single_node_shape())
+        return chain_shape(config.depth)
+    return shape_from_choices(config.choices) if config.kind is TreeKind.STATIC else single_node_shape()
 
 
 class DynamicGrower:
@@ -49,7 +66,7 @@ class DynamicGrower:
         self.num_nodes = config.budget
         self.num_cached_nodes = config.depth * config.top_k
 
-    def grow(self, proposer: Proposer | None, rows: DraftRows) -> Tree:
+    def grow(self, proposer: Proposer | None, rows: DraftRows, sampling: SamplingRows) -> Tree:
         assert proposer is not None, "a dynamic tree needs a proposer"
         top_k = self.config.top_k
         draft = proposer.start(rows)
@@ -86,7 +103,7 @@ class StaticGrower:
         self.levels = [_ShapeLevel(shape, depth) for depth in range(1, shape.max_depth + 1)]
         self.num_cached_nodes = sum(len(level.expanded) for level in self.levels[1:])
 
-    def grow(self, proposer: Proposer | None, rows: DraftRows) -> Tree:
+    def grow(self, proposer: Proposer | None, rows: DraftRows, sampling: SamplingRows) -> Tree:
         if not self.levels:
             return self.shape.tree(rows.root_ids[:, None])
         assert proposer is not None, "a tree of more than the root needs a proposer"

@@ -20,6 +20,7 @@ class MedusaProposer:
     def __init__(self, executor: TorchExecutor) -> None:
         self.executor = executor
         self.target_token_ids = executor.target_token_ids
+        self.target_laws = executor.target_laws
 
     def start(self, rows: DraftRows) -> "MedusaDraft":
         return MedusaDraft(self.executor, rows)

@@ -80,3 +80,7 @@ class Proposer(Protocol):
     def target_token_ids(self, draft_ids: Int64[Tensor, "..."]) -> Int64[Tensor, "..."]:
         """Target ids of draft-vocabulary ids."""
         ...
+
+    def target_laws(self, laws: Float[Tensor, "B L Vd"]) -> Float[Tensor, "B L V"]:
+        """Draft laws over the target's vocabulary; tokens that the drafter does not know have probability 0."""
+        ...

@@ -1,0 +1,53 @@
+"""Which rule decides what a step keeps, as data: one word of the command line, recorded in the manifest."""
+
+from enum import StrEnum
+
+from furcate.builder.errors import ConfigError
+from furcate.builder.tree_config import TreeConfig, TreeKind
+
+
+class Acceptance(StrEnum):
+    """The acceptance rules. All but typical and greedy leave every request's distribution exactly the target's."""
+
+    AUTO = "auto"
+    MATCH = "match"
+    MULTI_STEP = "multi_step"
+    RECURSIVE = "recursive"
+    BLOCK = "block"
+    TRAVERSAL = "traversal"
+    UNIVER = "univer"
+    TYPICAL = "typical"
+    GREEDY = "greedy"
+
+    @property
+    def is_lossless(self) -> bool:
+        """True when the text's distribution is exactly the target's. Greedy is, for the only temperature it serves: 0."""
+        return self is not Acceptance.TYPICAL
+
+
+_DRAWN_SHAPES = (TreeKind.SINGLE, TreeKind.CHAIN, TreeKind.STATIC)
+_TREES = {
+    Acceptance.BLOCK: (TreeKind.SINGLE, TreeKind.CHAIN),
+    Acceptance.MULTI_STEP: _DRAWN_SHAPES,
+    Acceptance.RECURSIVE: _DRAWN_SHAPES,
+    Acceptance.TRAVERSAL: _DRAWN_SHAPES,
+}
+_WHY = {
+    Acceptance.BLOCK: "it verifies one chain; use --tree chain:LENGTH, or --acceptance traversal",
+    Acceptance.MULTI_STEP: "its tokens are drawn, and a dynamic tree chooses among drawn tokens by probability, which would "
+    "bias the text; use a chain, a choice list or expansion:..., or --acceptance match or univer",
+}
+
+
+def resolve_acceptance(acceptance: Acceptance, tree: TreeConfig) -> Acceptance:
+    """The rule to record: `auto` becomes the one that measures best on this kind of tree.
+
+    Raises ConfigError when the rule would not be exact on the tree.
+    """
+    if acceptance is Acceptance.AUTO:
+        return Acceptance.MATCH
+    allowed = _TREES.get(acceptance)
+    if allowed is not None and tree.kind not in allowed:
+        why = _WHY.get(acceptance, _WHY[Acceptance.MULTI_STEP])
+        raise ConfigError(f"acceptance '{acceptance}' does not go with tree '{tree}': {why}.")
+    return acceptance

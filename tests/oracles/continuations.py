@@ -1,0 +1,165 @@
+"""Many sampled continuations of one prompt through the real step, and the exact law that they must follow.
+
+B rows share the prompt's pages and differ in their seed alone. The law is computed from the target's logits, context by
+context, with sorting and float64, sharing no code with the sampler.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from furcate.builder.acceptance_config import Acceptance
+from furcate.builder.network.inputs import PassInputs
+from furcate.builder.tree_config import TreeConfig
+from furcate.decoding.drafters.proposer import Committed, DraftRows
+from furcate.decoding.executors.torch import TorchExecutor
+from furcate.decoding.sampling import SamplingRows
+from furcate.decoding.step import Step, StepRows
+
+NUM_TOKENS = 3
+LEAST_EXPECTED = 5
+"""Cells expected less often than this are counted together, as the chi-square approximation wants."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """What every row asks for."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+
+    def rows(self, seeds: Tensor) -> SamplingRows:
+        return SamplingRows(
+            temperature=torch.full(seeds.shape, self.temperature),
+            top_k=torch.full(seeds.shape, self.top_k),
+            top_p=torch.full(seeds.shape, self.top_p),
+            seeds=seeds,
+            is_greedy=self.temperature == 0,
+            largest_top_k=self.top_k,
+            uses_top_p=self.top_p < 1,
+        )
+
+    def law(self, logits: Tensor) -> dict[int, float]:
+        """Tokens and probabilities after temperature, top-k, top-p: token by token, most probable first."""
+        law = (logits.double() / self.temperature).softmax(-1)
+        probs, tokens = law.sort(descending=True)
+        probs = probs[: self.top_k] / probs[: self.top_k].sum()
+        kept, total = {}, 0.0
+        for token, prob in zip(tokens.tolist(), probs.tolist(), strict=False):
+            if total >= self.top_p:
+                break
+            kept[token] = prob
+            total += prob
+        return {token: prob / total for token, prob in kept.items()}
+
+
+class Continuations:
+    """Samples the next three tokens after `prompt`, whose last token is the root and whose others fill whole pages."""
+
+    def __init__(self, executor: TorchExecutor, tree: TreeConfig, acceptance: Acceptance, prompt: list[int]) -> None:
+        self.executor, self.prompt = executor, prompt
+        self.step = Step(executor, tree, acceptance)
+        page_size = executor.manifest.page_size
+        self.length = len(prompt) - 1
+        assert self.length % page_size == 0
+        self.num_shared = self.length // page_size
+        self.num_own = -(-(NUM_TOKENS * (tree.max_depth + 1) + self.step.num_slots) // page_size)
+        table = torch.arange(self.num_shared, dtype=torch.int32)[None]
+        outputs = executor.target_pass(_chain(prompt[:-1], 0, table))
+        self.states = torch.empty(1, 0)
+        if self.step.proposer is not None:
+            self.states = self.step.proposer.observe(
+                Committed(
+                    features=outputs.features,
+                    first_ids=torch.tensor(prompt[:1]),
+                    next_ids=torch.tensor([prompt[1:]]),
+                    counts=torch.tensor([self.length]),
+                    cache_lengths=torch.zeros(1, dtype=torch.int32),
+                    # A draft model keeps the root's K/V too, one slot behind the prompt's.
+                    page_table=torch.cat([table, table.new_full((1, 1), self.num_shared)], 1),
+                )
+            )
+        self.root_page = self.num_shared
+
+    @torch.inference_mode()
+    def sample(self, sampling: Sampling, num_rows: int, first_seed: int) -> Tensor:
+        """[num_rows, 3] tokens; row r has the seed first_seed + r."""
+        own = torch.arange(num_rows * self.num_own, dtype=torch.int32).view(num_rows, -1) + self.num_shared + 1
+        self._copy_root(own[:, 0])
+        table = torch.cat([torch.arange(self.num_shared, dtype=torch.int32).expand(num_rows, -1), own], 1)
+        rows = DraftRows(
+            states=self.states.expand(num_rows, -1),
+            root_ids=torch.full((num_rows,), self.prompt[-1]),
+            cache_lengths=torch.full((num_rows,), self.length, dtype=torch.int32),
+            page_table=table,
+        )
+        sampling_rows = sampling.rows(torch.arange(first_seed, first_seed + num_rows))
+        texts = torch.zeros(num_rows, 0, dtype=torch.long)
+        counts = torch.zeros(num_rows, dtype=torch.long)
+        while int(counts.min()) < NUM_TOKENS:
+            result = self.step.run(StepRows(draft=rows, sampling=sampling_rows))
+            texts = torch.cat([texts, torch.where(_is_new(result), result.token_ids, -1)], 1)
+            counts = counts + result.num_tokens
+            rows = DraftRows(
+                states=result.states,
+                root_ids=result.token_ids.gather(1, result.num_tokens[:, None] - 1).squeeze(1),
+                cache_lengths=(rows.cache_lengths + result.num_tokens).int(),
+                page_table=table,
+            )
+        order = (texts < 0).byte().argsort(dim=1, stable=True)
+        return texts.gather(1, order)[:, :NUM_TOKENS]
+
+    def _copy_root(self, pages: Tensor) -> None:
+        pool = self.executor.head_pool
+        if pool is not None:
+            pool[:, pages.long()] = pool[:, self.root_page].clone()[:, None]
+
+    @torch.inference_mode()
+    def law(self, sampling: Sampling) -> dict[tuple[int, ...], float]:
+        """The exact law of the next three tokens."""
+        law: dict[tuple[int, ...], float] = {(): 1.0}
+        scratch = torch.arange(self.num_shared + 2, dtype=torch.int32)[None]
+        for _ in range(NUM_TOKENS):
+            longer = {}
+            for path, prob in law.items():
+                tokens = [self.prompt[-1], *path]
+                logits = self.executor.target_pass(_chain(tokens, self.length, scratch)).logits[0, -1]
+                longer |= {(*path, token): prob * p for token, p in sampling.law(logits).items()}
+            law = longer
+        return law
+
+
+def chi_square_p(samples: Tensor, law: dict[tuple[int, ...], float]) -> float:
+    """The chance that samples of this law would differ from it as much as these do, or more."""
+    found = Counter(map(tuple, samples.tolist()))
+    assert found.keys() <= law.keys(), f"never said by the target: {found.keys() - law.keys()}"
+    statistic, num_cells, rare, rare_found = 0.0, 0, 0.0, 0
+    for path, prob in law.items():
+        expected = prob * len(samples)
+        if expected < LEAST_EXPECTED:
+            rare, rare_found = rare + expected, rare_found + found[path]
+            continue
+        statistic += (found[path] - expected) ** 2 / expected
+        num_cells += 1
+    if rare > 0:
+        statistic += (rare_found - rare) ** 2 / rare
+        num_cells += 1
+    half = torch.tensor((num_cells - 1) / 2, dtype=torch.float64)
+    return torch.special.gammaincc(half, torch.tensor(statistic / 2, dtype=torch.float64)).item()
+
+
+def _is_new(result) -> Tensor:
+    return torch.arange(result.token_ids.shape[1]) < result.num_tokens[:, None]
+
+
+def _chain(tokens: list[int], length: int, table: Tensor) -> PassInputs:
+    return PassInputs(
+        token_ids=torch.tensor([tokens]),
+        positions=torch.arange(length, length + len(tokens), dtype=torch.int32)[None],
+        tree_mask=None,
+        cache_lengths=torch.tensor([length], dtype=torch.int32),
+        page_table=table,
+    )
