@@ -43,7 +43,7 @@ CHIPS = {
             threads_per_sm=2048, matrix_opcode="HMMA", num_sms=108, terabytes_per_second=2.04, bf16_teraflops=312,
         ),
         Chip(
-            arch=89, name="L40S", ptx_version=80, shared_bytes_per_block=101_376, shared_bytes_per_sm=102_400,
+            arch=89, name="L40S", ptx_version=81, shared_bytes_per_block=101_376, shared_bytes_per_sm=102_400,
             threads_per_sm=1536, matrix_opcode="HMMA", num_sms=142, terabytes_per_second=0.864, bf16_teraflops=362,
         ),
         Chip(

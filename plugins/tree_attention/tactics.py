@@ -66,25 +66,27 @@ TACTICS = (
     _line(64, 128, True, _blocks(64, 64, 32, 4, 3, 2), "one warp group, 2 CTAs: one computes while the other waits"),
     _line(None, 128, True, _blocks(128, 64, 32, 8, 3, 1), "tensor bound: two warp groups share every K/V tile"),
     _line(
-        None, 256, True, _blocks(64, 32, 32, 8, 2, 1), "128 rows of 256 would spill; two warp groups split the columns"
+        None, 256, True, _blocks(64, 32, 16, 8, 2, 1), "128 rows of 256 would spill; two warp groups split the columns"
     ),
-    _line(16, 64, False, _blocks(16, 32, 16, 4, 3, 5), "100 KB of shared memory: small tiles, more CTAs"),
+    _line(16, 64, False, _blocks(16, 32, 16, 4, 3, 4), "100 KB of shared memory: small tiles, more CTAs"),
     _line(16, 128, False, _blocks(16, 32, 16, 4, 3, 2), "100 KB of shared memory: two CTAs with two tiles in flight"),
     _line(16, 256, False, _blocks(16, 32, 16, 4, 2, 2), "a third tile would cost the second CTA"),
-    _line(32, 128, False, _blocks(32, 32, 32, 4, 2, 2), "64 keys gain nothing: registers allow two CTAs either way"),
-    _line(None, 128, False, _blocks(64, 32, 16, 8, 2, 1), "mma.sync keeps q in registers: 4 warps would spill"),
-    _line(None, 256, False, _blocks(32, 32, 16, 8, 2, 1), "64 rows of 256 would spill"),
+    _line(
+        None, 64, False, _blocks(64, 32, 16, 8, 2, 1), "mma.sync keeps q in registers: two times four warps share them"
+    ),
+    _line(None, 128, False, _blocks(32, 32, 32, 4, 2, 2), "64 rows of 128 would spill; K/V re-reads hit the L2 cache"),
+    _line(None, 256, False, _blocks(32, 16, 16, 8, 2, 1), "64 rows of 256 would spill"),
     _line(None, 64, None, _blocks(16, 32, 16, 4, 2, 2), "float32 by three tf32 products: for checking, not serving", 4),
     _line(None, 256, None, _blocks(16, 16, 16, 8, 2, 1), "float32; spills above head_dim 64, correct all the same", 4),
 )
 
 PLUGIN_TACTICS = (
-    _line(16, 64, None, _blocks(16, 32, 16, 4, 3, 5), "as narrow chips: small tiles"),
+    _line(16, 64, None, _blocks(16, 32, 16, 4, 3, 4), "as narrow chips: small tiles"),
     _line(16, 128, None, _blocks(16, 32, 16, 4, 3, 2), "two tiles in flight within 48 KB"),
     _line(16, 256, None, _blocks(16, 32, 16, 4, 2, 2), "41,984 B"),
-    _line(32, 128, None, _blocks(32, 32, 32, 4, 2, 2), "26,624 B"),
+    _line(32, 128, True, _blocks(32, 32, 32, 4, 2, 2), "26,624 B"),
     _line(None, 128, True, _blocks(64, 16, 16, 4, 3, 2), "two tiles of 8 KB in flight; 32 keys exceed 48 KB on sm_100"),
-    _line(None, 128, False, _blocks(64, 32, 16, 8, 2, 1), "mma.sync keeps q in registers: 4 warps would spill"),
+    _line(None, 128, False, _blocks(32, 32, 32, 4, 2, 2), "64 rows of 128 would spill; re-reads hit the L2 cache"),
     _line(
         None, 256, None, _blocks(16, 32, 16, 4, 2, 2), "more rows of 256 exceed 48 KB; K/V re-reads hit the L2 cache"
     ),
