@@ -20,7 +20,7 @@ from furcate.builder.trtllm_config import trtllm_config
 
 DTYPES = {DataType.FLOAT32: torch.float32, DataType.BFLOAT16: torch.bfloat16, DataType.FLOAT16: torch.float16}
 PAGE_SIZES = (16, 32, 64, 128)
-DEFAULT_DRAFT_VOCABULARY = 16384
+DEFAULT_DRAFT_VOCABULARY = 24576
 
 
 @dataclass(frozen=True)

