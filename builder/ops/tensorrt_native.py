@@ -78,15 +78,15 @@ class NativeAttention:
         column = graph.binary("SUB", slots, lengths)
         is_prefix = graph.binary("LESS", column, graph.scalar(0, torch.int32, 2))
         is_ancestor = self._ancestor_bits(inputs, column)
-        is_prefix = graph.reshape(is_prefix, (0, 1, self.num_slots))
+        is_prefix = graph.reshape(is_prefix, (0, 1, 1, self.num_slots))
         is_attended = graph.binary("OR", is_ancestor, is_prefix)
         if attention.sliding_window is not None:
             near = self._is_near(inputs, is_ancestor, (is_prefix, slots), attention.sliding_window)
             is_attended = graph.binary("AND", is_attended, near)
-        return graph.reshape(is_attended, (0, 1, -1, self.num_slots))
+        return is_attended
 
     def _ancestor_bits(self, inputs: PassInputs, column: Array) -> Array:
-        """bool [B,N,S]: the ancestor bit of each slot's tree column [B,S]; false outside the mask's columns."""
+        """bool [B,1,N,S]: the ancestor bit of each slot's tree column [B,S]; false outside the mask's columns."""
         graph = self.graph
         assert inputs.tree_mask is not None, "an emitted network reads ancestor words, a prompt chunk's too"
         words = graph.transpose(self._unsigned(inputs.tree_mask), (0, 2, 1))
@@ -103,13 +103,14 @@ class NativeAttention:
         shifted = graph.binary("FLOOR_DIV", graph.gather(words, word, 1, num_elementwise=1), power)
         half = graph.binary("FLOOR_DIV", shifted, graph.scalar(2, torch.int64, 3))
         odd = graph.binary("SUB", shifted, graph.binary("PROD", half, graph.scalar(2, torch.int64, 3)))
-        is_set = graph.transpose(graph.binary("EQUAL", odd, graph.scalar(1, torch.int64, 3)), (0, 2, 1))
+        is_set = graph.binary("EQUAL", odd, graph.scalar(1, torch.int64, 3))
+        is_set = graph.reshape(is_set, (0, 1, self.num_slots, -1), order=(0, 1, 3, 2))
         in_tree = graph.binary(
             "AND",
             graph.binary("GREATER", column, graph.scalar(-1, torch.int32, 2)),
             graph.binary("LESS", column, num_columns),
         )
-        return graph.binary("AND", is_set, graph.reshape(in_tree, (0, 1, self.num_slots)))
+        return graph.binary("AND", is_set, graph.reshape(in_tree, (0, 1, 1, self.num_slots)))
 
     def _unsigned(self, words: Array) -> Array:
         """The int32 words as int64 without sign: TensorRT has no bit shifts, and divisions want them positive."""
@@ -120,18 +121,18 @@ class NativeAttention:
         return graph.output(graph.network.add_select(is_negative, lifted, wide))
 
     def _is_near(self, inputs: PassInputs, is_ancestor: Array, prefix: tuple[Array, Array], window: int) -> Array:
-        """bool [B,N,S]: slots less than `window` positions behind the node. An ancestor's depth is its rank on the path."""
+        """bool [B,1,N,S]: slots less than `window` positions behind the node. An ancestor's depth is its rank on the path."""
         graph = self.graph
         is_prefix, slots = prefix
         bits = graph.cast(is_ancestor, torch.int32)
-        axis = graph.constant(torch.tensor(2, dtype=torch.int32))
+        axis = graph.constant(torch.tensor(3, dtype=torch.int32))
         kind = graph.trt.CumulativeOperation.SUM
         rank = graph.output(graph.network.add_cumulative(bits, axis, kind, True, False))
-        in_tree = graph.binary("SUM", graph.reshape(inputs.cache_lengths, (0, 1, 1)), rank)
-        slots = graph.reshape(slots, (1, 1, self.num_slots))
+        in_tree = graph.binary("SUM", graph.reshape(inputs.cache_lengths, (0, 1, 1, 1)), rank)
+        slots = graph.reshape(slots, (1, 1, 1, self.num_slots))
         position = graph.output(graph.network.add_select(is_prefix, slots, in_tree))
-        distance = graph.binary("SUB", graph.reshape(inputs.positions, (0, 0, 1)), position)
-        return graph.binary("LESS", distance, graph.scalar(window, torch.int32, 3))
+        distance = graph.binary("SUB", graph.reshape(inputs.positions, (0, 1, -1, 1)), position)
+        return graph.binary("LESS", distance, graph.scalar(window, torch.int32, 4))
 
     def attend(self, ops: TensorRTOps, prefix: str, layer: int, qkv: Array, plan: NativePlan) -> Array:
         graph, spec = self.graph, plan.spec
