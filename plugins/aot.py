@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import triton
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -107,8 +108,8 @@ def compile_afresh(source: KernelSource, arch: int) -> CompiledKernel:
         attrs=aligned,
     )
     options = {"num_warps": source.num_warps, "num_stages": 1, "ptx_version": chip.ptx_version}
-    with triton.knobs.compilation.scope():
-        triton.knobs.compilation.disable_line_info = True  # file paths would make the bytes differ by directory
+    with knobs.compilation.scope():
+        knobs.compilation.disable_line_info = True  # file paths would make the bytes differ by directory
         compiled = triton.compile(ast, target=GPUTarget("cuda", arch, 32), options=options)
     ptx, cubin = compiled.asm["ptx"], compiled.asm["cubin"]
     report = _report(compiled.metadata, cubin, chip)

@@ -5,7 +5,7 @@ B batch, A path entries, P pages of a sequence, L layers.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
@@ -63,7 +63,8 @@ def launch_cache_commit(
         target = pool.view(BITS[pool.element_size()][1])
         constants["LAYER_ELEMENTS"] = pool.stride(0)
     grid = (triton.cdiv(constants["ROW_WIDTH"], constants["BLOCK_C"]), 2 * pool.shape[0], num_rows)
-    cache_commit[grid](
+    kernel: Any = cache_commit  # its call takes launch options beside its own arguments
+    kernel[grid](
         page_table, cache_lengths, path_nodes, num_accepted, target,
         page_table.shape[1], num_entries, committed_lengths, **constants, num_warps=NUM_WARPS,
     )  # fmt: skip

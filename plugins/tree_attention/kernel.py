@@ -7,6 +7,9 @@ stores the tree's K/V. Argument order is inputs, int32 scalars, outputs: TensorR
 b sequence, h KV head, m query row (node * group + query head of the group), n key row, d head_dim (padded to DP).
 """
 
+# Device code is Triton's language, whose constants and branches Python's types do not describe.
+# pyright: reportAssignmentType=false, reportArgumentType=false, reportGeneralTypeIssues=false
+
 import triton
 import triton.language as tl
 

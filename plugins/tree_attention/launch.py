@@ -6,7 +6,7 @@ B batch, N nodes, M = N * group rows of one (sequence, KV head), D head_dim.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
@@ -88,7 +88,8 @@ def launch_tree_attention(
     query_norm, key_norm = (rope.cos, rope.cos) if inputs.norms is None else (inputs.norms.query, inputs.norms.key)
     tree_mask = batch.cache_lengths if batch.tree_mask is None else batch.tree_mask
     grid = (triton.cdiv(num_nodes * pack, tactic.block_m), splits, num_groups)
-    tree_attention_split[grid](
+    split: Any = tree_attention_split  # a kernel's call takes launch options beside its own arguments
+    split[grid](
         qkv, batch.positions, tree_mask, batch.cache_lengths if batch.num_nodes is None else batch.num_nodes,
         batch.cache_lengths, batch.page_table, rope.cos, rope.sin, query_norm, key_norm,
         rope.cos if inputs.kv_scales is None else inputs.kv_scales, inputs.pool,
@@ -102,7 +103,8 @@ def launch_tree_attention(
         num_warps=tactic.num_warps, num_stages=1,
     )  # fmt: skip
     if splits > 1:
-        tree_attention_reduce[(num_nodes * pack, num_groups)](
+        reduce: Any = tree_attention_reduce
+        reduce[(num_nodes * pack, num_groups)](
             partial_out, stats, qkv, num_nodes, splits, out,
             HQ=spec.num_query_heads, HKV=spec.num_kv_heads, D=spec.head_dim,
             DP=triton.next_power_of_2(spec.head_dim), PACK=pack, BLOCK_S=triton.next_power_of_2(splits), num_warps=2,

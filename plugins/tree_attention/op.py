@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Float32
     from torch import Tensor
 
+FIRST_FP8_ARCH = 89
+"""The oldest architecture that converts e4m3."""
 SCHEMA = (
     "(Tensor qkv, Tensor(a!) pool_layer, Tensor positions, Tensor? tree_mask, Tensor? num_nodes, Tensor cache_lengths,"
     " Tensor page_table, Tensor rope_cos, Tensor rope_sin, Tensor? query_norm, Tensor? key_norm, Tensor? kv_scales,"
@@ -87,6 +89,12 @@ def _on_cuda(*arguments) -> Tensor:
     batch, spec, rope, norms = _unpacked(arguments)
     qkv, pool_layer, kv_scales = arguments[0], arguments[1], arguments[11]
     launch = _kernel_module()
+    arch, _ = _device(qkv.device.index or 0)
+    if pool_layer.element_size() == 1 and (arch < FIRST_FP8_ARCH or kv_scales is None):
+        raise ConfigError(
+            f"The pool is {pool_layer.dtype}, the GPU sm_{arch}, kv_scales {'given' if kv_scales is not None else 'None'}; "
+            f"fp8 pages need kv_scales and sm_{FIRST_FP8_ARCH} or newer."
+        )
     inputs = launch.LayerInputs(
         qkv=qkv,
         pool=pool_layer,

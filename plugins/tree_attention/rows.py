@@ -3,6 +3,9 @@
 D head_dim; DP head_dim padded to a power of two.
 """
 
+# Device code is Triton's language, whose constants and branches Python's types do not describe.
+# pyright: reportAssignmentType=false, reportArgumentType=false, reportGeneralTypeIssues=false
+
 import triton
 import triton.language as tl
 

@@ -7,6 +7,7 @@ import torch
 
 from furcate.plugins.tree_attention.cases import Case, CaseShape, TreeKind, make_case
 from furcate.plugins.tree_attention.reference import ReferenceModel, reference_tree_attention
+from furcate.plugins.tree_attention.spec import HEAD_DIMS, PAGE_SIZES
 
 launch_module = pytest.importorskip("furcate.plugins.tree_attention.launch", reason="pip install 'furcate[gpu]'")
 tactics = pytest.importorskip("furcate.plugins.tree_attention.tactics")
@@ -102,6 +103,25 @@ def test_wide_tactic(interpreter, name):
 def test_page_sizes_around_the_block_of_keys(interpreter, page_size):
     shape = CaseShape(page_size=page_size, cache_lengths=(129, 31), nodes=4)
     check(interpreter, shape, launch_module.Launch(tactic=WIDE, num_splits=2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("kind", TreeKind)
+def test_every_page_size_head_dim_type_and_tree(interpreter, page_size, head_dim, dtype, kind):
+    shape = CaseShape(
+        page_size=page_size, head_dim=head_dim, dtype=dtype, kind=kind, nodes=33, cache_lengths=(129, 0, 31), seed=7
+    )
+    check(interpreter, shape, launch_module.Launch(tactic=WIDE, num_splits=2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes", [200, 512])
+def test_long_prompt_chunk(interpreter, nodes):
+    shape = CaseShape(is_chain=True, nodes=nodes, cache_lengths=(0, 70), query_heads=2, kv_heads=1)
+    check(interpreter, shape, launch_module.Launch(tactic=WIDE))
 
 
 def test_pool_by_address(interpreter):
