@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from furcate.builder.acceptance_config import resolve_acceptance
 from furcate.builder.checkpoints.heads import HeadCheckpoint, read_head
 from furcate.builder.checkpoints.target import TargetCheckpoint, read_target
 from furcate.builder.checkpoints.tokenizer import save_tokenizer
@@ -57,6 +58,7 @@ def build_engine(config: BuildConfig, progress: Progress | None = None) -> Build
         progress.stage("reading head")
         head = read_head(config.head, target=target.spec, allows_pickle=config.allow_pickle)
     tree = parse_tree(config.tree, head.spec.kind if head else None, head.spec.num_heads if head else 0)
+    resolve_acceptance(config.acceptance, tree)
     with staged(config.output) as directory:
         weights, head_spec = _engine_weights(config, target, head, progress)
         progress.stage("writing weights")
@@ -143,6 +145,7 @@ def _manifest(
         max_pool_tokens=config.max_pool_tokens or config.max_batch_size * config.max_context_tokens,
         page_size=config.page_size,
         prefill_chunk_tokens=config.prefill_chunk_tokens,
+        acceptance=resolve_acceptance(config.acceptance, tree),
         bos_token_id=target.spec.bos_token_id,
         eos_token_ids=target.spec.eos_token_ids,
         has_chat_template=has_chat_template,

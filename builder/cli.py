@@ -110,6 +110,7 @@ def summary(config: BuildConfig, result: BuildResult) -> Table:
         "target": f"{manifest.sources['target']}, {manifest.target.num_layers} layers, hidden {manifest.target.hidden_size}",
         "head": head,
         "tree": f"{manifest.tree}: {manifest.tree.budget} nodes, depth {manifest.tree.max_depth}",
+        "acceptance": manifest.acceptance.value + ("" if manifest.acceptance.is_lossless else " (LOSSY)"),
         "dtype": manifest.dtype.value,
         "size": _size(result.num_bytes),
         "K/V per sequence": f"{_size(per_token * manifest.max_context_tokens)} at {manifest.max_context_tokens} tokens",

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from furcate.builder.acceptance_config import Acceptance
+
 
 class DataType(StrEnum):
     """Compute and cache dtype of an engine."""
@@ -42,6 +44,10 @@ class BuildConfig:
     tree: str = "auto"
     """The candidate tree. auto; dynamic:BUDGET/DEPTH/TOPK (EAGLE-2: nodes with the root, draft passes after the first, children
     a node); chain:LENGTH; single (plain decoding); a shipped choice list such as mc_sim_7b_63; or a .json file of choices."""
+    acceptance: Acceptance = Acceptance.AUTO
+    """How drafted tokens are accepted. auto picks what measured best; match draws the target's own token after each node; block,
+    multi_step, recursive, traversal and univer draw the draft too. All of these keep the target's distribution exactly. typical
+    does NOT: it is lossy, and says so in the manifest and in every response. greedy serves temperature 0 only."""
     max_batch_size: int = 32
     """Sequences a step may serve together."""
     max_context_tokens: int = 2048

@@ -16,6 +16,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from furcate.builder.acceptance_config import Acceptance
 from furcate.builder.config import DataType, Executor
 from furcate.builder.errors import EngineMismatch
 from furcate.builder.network.spec import (
@@ -53,6 +54,7 @@ class Manifest:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     has_chat_template: bool
+    acceptance: Acceptance = Acceptance.MATCH
     sources: dict[str, str]
     files: dict[str, str]
 
@@ -71,7 +73,7 @@ class Manifest:
         size = 4 if self.dtype is DataType.FLOAT32 else 2
         own = self.target.num_layers * self.target.num_kv_heads * self.target.head_dim
         decoder = self.head.decoder if self.head is not None else None
-        drafted = decoder.num_kv_heads * decoder.head_dim if decoder is not None else 0
+        drafted = decoder.num_layers * decoder.num_kv_heads * decoder.head_dim if decoder is not None else 0
         return 2 * size * (own + drafted)
 
     def to_json(self) -> str:
@@ -81,6 +83,7 @@ class Manifest:
         value["tree"] = self.tree.to_json()
         value["vocab_size"] = self.target.vocab_size
         value["head_kind"] = self.head_kind
+        value["is_lossless"] = self.acceptance.is_lossless
         return json.dumps(value, indent=2)
 
 
@@ -156,8 +159,12 @@ def read_engine(path: Path, *, checks_hashes: bool = True) -> Engine:
     return Engine(path, manifest)
 
 
+_REPEATED = ("vocab_size", "head_kind", "is_lossless")
+"""Keys that `to_json` adds for readers of the file; they follow from the others."""
+
+
 def _manifest_from_json(value: dict) -> Manifest:
-    value = {key: entry for key, entry in value.items() if key not in ("vocab_size", "head_kind")}
+    value = {key: entry for key, entry in value.items() if key not in _REPEATED}
     return Manifest(
         **{
             **value,
@@ -166,6 +173,7 @@ def _manifest_from_json(value: dict) -> Manifest:
             "target": _decoder_from_json(value["target"]),
             "head": _head_from_json(value["head"]) if value["head"] is not None else None,
             "tree": tree_config_from_json(value["tree"]),
+            "acceptance": Acceptance(value.get("acceptance", Acceptance.MATCH)),
             "eos_token_ids": tuple(value["eos_token_ids"]),
         }
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 import tyro
 
+from furcate.builder.acceptance_config import Acceptance, resolve_acceptance
 from furcate.builder.engine import read_engine
 from furcate.builder.tree_config import TreeConfig, TreeKind, parse_tree
 from furcate.decoding.executors.torch import TorchExecutor
@@ -37,8 +38,10 @@ class CompareConfig:
     """Use only the first prompts."""
     tree: str | None = None
     """Draft this tree instead of the engine's own (same words as build_engine --tree)."""
+    acceptance: Acceptance | None = None
+    """Accept drafts by this rule instead of the engine's own (same words as build_engine --acceptance)."""
     temperature: float = 0.0
-    """0 is greedy. Above 0 each prompt's texts are still equal: they share the prompt's seed."""
+    """0 is greedy. Above 0 each prompt's texts are still equal under acceptance match: they share the prompt's seed."""
     seed: int = 0
     """Seed of the first prompt; the others count on from it."""
     threads: int | None = None
@@ -110,13 +113,13 @@ def generate(scheduler: Scheduler, prompt: Prompt, sampling: SamplingParams) -> 
 def compare_prompts(
     executor: TorchExecutor,
     prompts: list[Prompt],
-    tree: TreeConfig,
+    method: tuple[TreeConfig, Acceptance],
     sampling: Callable[[int], SamplingParams],
     on_done: Callable[[Comparison], None] = lambda _: None,
 ) -> list[Comparison]:
     """Both kinds of decoding of every prompt, prompt by prompt, so that a noisy machine is fair to both."""
     plain = Scheduler(executor, TreeConfig(kind=TreeKind.SINGLE, budget=1, name="single"))
-    speculative = Scheduler(executor, tree)
+    speculative = Scheduler(executor, *method)
     generate(plain, prompts[0], SamplingParams(max_tokens=4))
     generate(speculative, prompts[0], SamplingParams(max_tokens=8))
     comparisons = []
@@ -199,6 +202,7 @@ def compare(config: CompareConfig) -> Total:
     num_heads = manifest.head.num_heads if manifest.head is not None else 0
     tree = manifest.tree if config.tree is None else parse_tree(config.tree, manifest.head_kind, num_heads)
     prompts = read_prompts(config.prompts, engine)[: config.limit]
+    acceptance = resolve_acceptance(config.acceptance or manifest.acceptance, tree)
     executor = TorchExecutor(engine)
 
     def sampling(index: int) -> SamplingParams:
@@ -210,10 +214,10 @@ def compare(config: CompareConfig) -> Total:
         )
 
     with Report(manifest, tree, len(prompts)) as report:
-        comparisons = compare_prompts(executor, prompts, tree, sampling, report.add)
+        comparisons = compare_prompts(executor, prompts, (tree, acceptance), sampling, report.add)
         total = total_of(comparisons)
-        report.close_with(total, is_greedy=config.temperature == 0)
+        report.close_with(total, config.temperature, acceptance)
     if config.json is not None:
-        record = {"engine": manifest.name, "tree": str(tree), "total": asdict(total)}
+        record = {"engine": manifest.name, "tree": str(tree), "acceptance": acceptance, "total": asdict(total)}
         config.json.write_text(json.dumps(record, indent=2) + "\n")
     return total

@@ -3,6 +3,7 @@
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from furcate.builder.acceptance_config import Acceptance
 from furcate.builder.engine import Manifest
 from furcate.builder.tree_config import TreeConfig
 from furcate.decoding.compare import PARTS, Comparison, Total
@@ -47,15 +48,20 @@ class Report:
         self.console.print(line + text, highlight=False, markup=False, style=None if difference is None else "red")
         self.progress.advance(self.task)
 
-    def close_with(self, total: Total, *, is_greedy: bool) -> None:
+    def close_with(self, total: Total, temperature: float, acceptance: Acceptance) -> None:
         """Prints the totals."""
         self.progress.stop()
         ms, plain = total.ms_per_step, total.plain_ms_per_step
         split = ", ".join(f"{part} {ms[part]:.1f}" for part in PARTS)
         verdict = "yes" if total.num_identical == total.num_prompts else "no"
-        what = "identical to plain greedy" if is_greedy else "identical to plain sampling"
+        what = "identical to plain greedy" if temperature == 0 else "identical to plain sampling"
+        expected = {True: "", False: "; this rule keeps the law, not the seed's text"}
+        if not acceptance.is_lossless:
+            expected[False] = "; this rule is LOSSY"
+        keeps_text = temperature == 0 or acceptance is Acceptance.MATCH
         rows = {
-            what: f"{verdict} ({total.num_identical} of {total.num_prompts} prompts)",
+            what: f"{verdict} ({total.num_identical} of {total.num_prompts} prompts{expected[keeps_text]})",
+            "acceptance": acceptance.value,
             "tau": f"{total.tau:.3f} tokens a target step (median over prompts {total.tau_median:.2f})",
             "target steps": str(total.target_steps),
             "tokens/s (medians)": f"plain {total.plain_tokens_per_second:.1f}, "

@@ -84,6 +84,8 @@ class RequestStats:
     num_accepted_draft_tokens: int = 0
     num_allocated_pages: int = 0
     num_reused_pages: int = 0
+    is_lossless: bool = True
+    """False where the engine's acceptance rule is typical: the text's law is then not the target's."""
     arrival_time_ns: int = 0
     first_scheduled_time_ns: int | None = None
     first_token_time_ns: int | None = None

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from furcate.builder.acceptance_config import Acceptance
 from furcate.builder.engine import read_engine
 from furcate.builder.errors import RequestError
 from furcate.builder.tree_config import TreeConfig
@@ -31,10 +32,12 @@ from furcate.decoding.step import PromptChunk, Step, StepResult, StepRows
 class Scheduler:
     """The requests of one engine. Not thread-safe: one caller at a time."""
 
-    def __init__(self, executor: TorchExecutor, tree: TreeConfig | None = None) -> None:
+    def __init__(
+        self, executor: TorchExecutor, tree: TreeConfig | None = None, acceptance: Acceptance | None = None
+    ) -> None:
         self.executor = executor
         self.manifest = executor.manifest
-        self._step = Step(executor, tree or self.manifest.tree)
+        self._step = Step(executor, tree or self.manifest.tree, acceptance or self.manifest.acceptance)
         self.pool = PagePool(executor.num_pages, self.manifest.page_size)
         self.sequences: dict[int, Sequence] = {}
         self._guides = GuideCompiler(
@@ -66,6 +69,12 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Puts a request in line. Raises RequestError, leaving everything as it was, when it cannot be served."""
         check_request(request, self.manifest)
+        acceptance = self._step.acceptance
+        if acceptance is Acceptance.GREEDY and request.sampling.temperature > 0:
+            raise RequestError(
+                f"temperature is {request.sampling.temperature}, and this engine accepts greedily; send 0, or build with "
+                "--acceptance match."
+            )
         if request.request_id in self.sequences:
             raise RequestError(f"request id {request.request_id} is already in use by a live request; use another.")
         if self._pages_needed(request) > self.num_pages:
@@ -74,6 +83,7 @@ class Scheduler:
                 "shorten it, or build with a larger --max-pool-tokens."
             )
         sequence = Sequence(request)
+        sequence.stats = replace(sequence.stats, is_lossless=acceptance.is_lossless)
         sequence.logits = self._text_logits(request)
         self.sequences[request.request_id] = sequence
 
