@@ -1,10 +1,11 @@
 """What a build is: one frozen dataclass, the API and the command line at once."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
 from furcate.builder.acceptance_config import Acceptance
+from furcate.builder.tensorrt_config import TensorRTConfig
 
 
 class DataType(StrEnum):
@@ -19,6 +20,7 @@ class Executor(StrEnum):
     """What will run the engine."""
 
     TORCH = "torch"
+    TENSORRT = "tensorrt"
 
 
 class Layout(StrEnum):
@@ -60,6 +62,12 @@ class BuildConfig:
     """Longest piece of a prompt that one pass takes, so that long prompts do not stall running streams."""
     draft_vocabulary: int | None = None
     """Tokens a head without its own draft vocabulary may propose; default 24576 (or the whole vocabulary when smaller)."""
+    executor: Executor = Executor.TORCH
+    """What will run the engine: torch (CPU, or CUDA with our kernel), or tensorrt (plans for --gpu)."""
+    tensorrt: TensorRTConfig = field(default_factory=TensorRTConfig)
+    """Settings of --executor tensorrt."""
+    dry_run: bool = False
+    """Build nothing: print the networks, profiles and memory plan of --executor tensorrt for --gpu. Needs neither."""
     layout: Layout = Layout.FUSED
     """How the repository cuts the step into Triton models."""
     name: str | None = None

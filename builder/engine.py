@@ -2,7 +2,8 @@
 
 config.json         {version, pretrained_config, build_config}, TensorRT-LLM's layout
 manifest.json       everything furcate needs to run it, and the sha256 of every other file
-rank0.safetensors   weights of target ("target." prefix) and head ("head.")
+rank0.safetensors   weights of target ("target." prefix) and head ("head."); for TensorRT what its plans do not hold themselves
+rank<R>.engine      TensorRT: the target's plan of rank R; rank0.head.engine and rank0.fuse.engine, the head's
 tokenizer/          the target's tokenizer and chat template
 """
 
@@ -27,6 +28,7 @@ from furcate.builder.network.spec import (
     RopeKind,
     RopeSpec,
 )
+from furcate.builder.tensorrt_config import TensorRTRecord, tensorrt_record_from_json
 from furcate.builder.tree_config import TreeConfig, tree_config_from_json
 
 FORMAT = 1
@@ -57,6 +59,13 @@ class Manifest:
     acceptance: Acceptance = Acceptance.MATCH
     sources: dict[str, str]
     files: dict[str, str]
+    tensorrt: TensorRTRecord | None = None
+    """The plans of a TensorRT engine; None for the torch executor."""
+
+    @property
+    def tp_size(self) -> int:
+        """GPUs that share the target."""
+        return 1 if self.tensorrt is None else self.tensorrt.tp_size
 
     @property
     def head_kind(self) -> HeadKind | None:
@@ -81,6 +90,9 @@ class Manifest:
         value = {field.name: getattr(self, field.name) for field in fields(self)}
         value["target"], value["head"] = asdict(self.target), asdict(self.head) if self.head else None
         value["tree"] = self.tree.to_json()
+        del value["tensorrt"]
+        if self.tensorrt is not None:
+            value["tensorrt"] = asdict(self.tensorrt)
         value["vocab_size"] = self.target.vocab_size
         value["head_kind"] = self.head_kind
         value["is_lossless"] = self.acceptance.is_lossless
@@ -175,6 +187,7 @@ def _manifest_from_json(value: dict) -> Manifest:
             "tree": tree_config_from_json(value["tree"]),
             "acceptance": Acceptance(value.get("acceptance", Acceptance.MATCH)),
             "eos_token_ids": tuple(value["eos_token_ids"]),
+            "tensorrt": tensorrt_record_from_json(value["tensorrt"]) if "tensorrt" in value else None,
         }
     )
 
