@@ -20,6 +20,9 @@ from furcate.decoding.tree import WORD_BITS, unpack_mask
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
+# Unbounded white space between JSON's tokens lets a greedy text go round in it for ever; this is room for any indentation.
+# A schema that speaks for itself under llguidance's "x-guidance" key is left as it is.
+_WHITE_SPACE = r"[ \t\n\r]{0,40}"
 _ANY_JSON = "{}"
 """The schema that every JSON value meets."""
 
@@ -127,8 +130,11 @@ def _grammar_of(guide: Guide) -> str:
         if guide.kind is GuideKind.EBNF_GRAMMAR:
             return grammar_from("ebnf", guide.text)
         schema = _ANY_JSON if guide.kind is GuideKind.JSON else guide.text
-        json.loads(schema)
-        return LLMatcher.grammar_from_json_schema(schema)
+        value = json.loads(schema)
+        is_own = isinstance(value, dict) and "x-guidance" in value
+        return LLMatcher.grammar_from_json_schema(
+            schema, defaults=None if is_own else {"whitespace_pattern": _WHITE_SPACE}
+        )
     except ValueError as error:
         raise _refusal(guide, str(error)) from None
 
