@@ -179,8 +179,10 @@ class Step:
         with self.clock.part("prefill"):
             last_row = torch.full((1, 1), num_tokens - 1, device=chunk.token_ids.device)
             outputs = self.executor.target_pass(inputs, last_row)
-            first = None if chunk.next_id is not None else _first_token(outputs.logits, chunk, sampling)
-            next_id = first.token_id if first is not None else chunk.next_id
+            first, next_id = None, chunk.next_id
+            if next_id is None:
+                first = _first_token(outputs.logits, chunk, sampling)
+                next_id = first.token_id
             if self.proposer is not None:
                 next_ids = torch.cat([chunk.token_ids[:, 1:], torch.full_like(chunk.token_ids[:, :1], next_id)], dim=1)
                 committed = Committed(
