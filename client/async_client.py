@@ -21,10 +21,16 @@ SILENCE_S = 3.0
 """After so long without a response the client asks whether the model still lives: a dead one is only silent."""
 SIDE_CALL_S = 5.0
 """How long cancelling or asking for life may take."""
+FAREWELL_S = 1.0
+"""How long a call that is over may take to end by itself."""
 
 
 class _DeadlineError(ServerError):
     """The server may still be at work on the request."""
+
+
+class _SlowError(ServerError):
+    """A side call was not answered in time."""
 
 
 class AsyncClient:
@@ -38,6 +44,7 @@ class AsyncClient:
         self._url = url
         self._deadline_s = deadline_s
         self._transport: Transport = transport_to(url)
+        self._side_calls: set[asyncio.Task[dict[str, np.ndarray]]] = set()
 
     async def generate(self, prompt: str, **options: Unpack[Options]) -> Generation:
         """The whole answer."""
@@ -52,7 +59,7 @@ class AsyncClient:
 
     async def cancel(self, request_id: str) -> bool:
         """True when a request with that id was running; it ends now with the reason "cancelled"."""
-        outputs = await asyncio.wait_for(self._side_call(request_id), SIDE_CALL_S)
+        outputs = await self._side_answer(request_id)
         return outputs["finish_reason"].reshape(-1)[0] == b"cancelled"
 
     async def close(self) -> None:
@@ -89,7 +96,7 @@ class AsyncClient:
             is_over = not isinstance(error, _DeadlineError)
             raise
         finally:
-            await responses.aclose()  # pyright: ignore[reportAttributeAccessIssue]
+            await _leave(responses, is_over=is_over)
             if not is_over:
                 await self._cancel_quietly(call.request_id)
 
@@ -119,16 +126,27 @@ class AsyncClient:
 
     async def _check_alive(self) -> None:
         """Raises the server's error when the model is dead; a model that is only slow is given time."""
-        try:
-            await asyncio.wait_for(self._side_call(""), SIDE_CALL_S)
-        except TimeoutError:
-            return
+        with contextlib.suppress(_SlowError):
+            await self._side_answer("")
 
     async def _cancel_quietly(self, request_id: str) -> None:
         """Tells the server to stop; it may be gone, and then there is nothing to stop."""
-        cancelling = asyncio.ensure_future(asyncio.wait_for(self._side_call(request_id), SIDE_CALL_S))
-        with contextlib.suppress(FurcateError, TimeoutError):
-            await asyncio.shield(cancelling)
+        with contextlib.suppress(FurcateError):
+            await self._side_answer(request_id)
+
+    async def _side_answer(self, cancel_id: str) -> dict[str, np.ndarray]:
+        """The answer to a side call, waited for not too long; the call itself is never cut off, it must reach the model."""
+        call = asyncio.ensure_future(self._side_call(cancel_id))
+        self._side_calls.add(call)
+        call.add_done_callback(self._forget_side_call)
+        if not (await asyncio.wait({call}, timeout=SIDE_CALL_S))[0]:
+            raise _SlowError(f"The server at {self._url} did not take the request to cancel within {SIDE_CALL_S:g} s.")
+        return call.result()
+
+    def _forget_side_call(self, call: "asyncio.Task[dict[str, np.ndarray]]") -> None:
+        self._side_calls.discard(call)
+        if not call.cancelled():
+            call.exception()  # asked for here, so that asyncio does not report it as never retrieved
 
     async def _side_call(self, cancel_id: str) -> dict[str, np.ndarray]:
         """The model's answer to a request that only cancels (or, with an empty id, only asks for life)."""
@@ -144,12 +162,23 @@ class AsyncClient:
             parameters={"cancel_id": cancel_id},
         )
         responses = self._transport.infer(call)
+        has_answered = False
         try:
-            return await anext(responses)
+            outputs = await anext(responses)
+            has_answered = True
+            return outputs
         except StopAsyncIteration:
             raise broke_off(self._url, "the stream ended") from None
         finally:
-            await responses.aclose()  # pyright: ignore[reportAttributeAccessIssue]
+            await _leave(responses, is_over=has_answered)
+
+
+async def _leave(responses: AsyncIterator[dict[str, np.ndarray]], *, is_over: bool) -> None:
+    """Closes a call; one that is over is left to end by itself: cutting it off then would leave a mark on the server."""
+    if is_over:
+        with contextlib.suppress(FurcateError, StopAsyncIteration, TimeoutError):
+            await asyncio.wait_for(anext(responses), FAREWELL_S)
+    await responses.aclose()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class AsyncStream:

@@ -1,12 +1,12 @@
 """Starts the real tritonserver on a repository, and knows when it is ready."""
 
-import ctypes
 import json
 import os
 import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.error
@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 
 from furcate.builder.errors import ConfigError, ServerError
+from furcate.client import bound_exec
 from furcate.client.installation import Installation, find_installation
 from furcate.client.ports import HOST, Ports, resolve_ports
 
@@ -86,12 +87,11 @@ class TritonServer:
         try:
             with self.log_file.open("wb") as log:
                 self._process = subprocess.Popen(
-                    server_command(self, installation),
+                    [sys.executable, "-I", bound_exec.__file__, str(os.getpid()), *server_command(self, installation)],
                     env={**os.environ, **installation.environment},
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,  # Ctrl-C reaches us, and we end it in order
-                    preexec_fn=_die_with_parent,
                 )
         except OSError as error:
             self.stop()
@@ -200,9 +200,3 @@ def _end(process: subprocess.Popen[bytes]) -> int:
         process.kill()
         process.wait()
         raise
-
-
-def _die_with_parent() -> None:
-    """In the child: be sent SIGTERM when the launcher is gone, however it went."""
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)

@@ -12,8 +12,10 @@ from tritonclient.grpc import model_config_pb2 as pb
 from furcate.model_repository.io_table import Field, ModelTable
 from furcate.model_repository.tables import EnsembleStep
 
-SEQUENCE_IDLE_US = 24 * 3600 * 1_000_000
-"""Triton drops a sequence that rests this long between two steps: never in practice, a slow step is not idleness."""
+SEQUENCE_IDLE_US = 120_000_000
+"""Triton gives a request's place to another when so long passes between two of its turns. No step may take longer: its
+requests would never come round again. Not much longer either: the place of a request that Triton dropped, because it was
+cancelled while it waited, is lost until then."""
 
 
 def text_from_config(config: "pb.ModelConfig") -> str:

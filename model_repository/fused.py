@@ -44,7 +44,6 @@ class Turn:
     """The id that the client gave the request; a cancel names it."""
     cancel_id: str | None = None
     """Set when this request asks to end the request with that client id."""
-    is_cancelled: bool = False
     tensors: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
@@ -54,7 +53,6 @@ class Reply:
 
     outputs: dict[str, np.ndarray] | None = None
     error: str | None = None
-    is_cancelled: bool = False
     is_last: bool = False
 
 
@@ -91,7 +89,7 @@ class Fused:
         return [reply for reply in replies if reply is not None]
 
     def drop(self, key: int) -> None:
-        """Ends a request that gets no more turns, and gives its pages back."""
+        """Ends a request whose client is gone, and gives its pages back."""
         if key in self._answers:
             self._end(key)
 
@@ -106,9 +104,6 @@ class Fused:
         answer = self._answers.get(turn.key)
         if answer is None:
             return Reply(error="This request is not known here (any more); send it again.", is_last=True)
-        if turn.is_cancelled:
-            self._end(turn.key)
-            return Reply(error="The request was cancelled.", is_cancelled=True, is_last=True)
         if answer.is_cancelled:
             del self._answers[turn.key]
             return Reply(outputs=answer.last_outputs(FinishReason.CANCELLED), is_last=True)

@@ -22,7 +22,9 @@ from furcate.model_repository import config_message
 from furcate.model_repository.tables import ENSEMBLE, ENSEMBLE_STEPS, POSTPROCESSING, PREPROCESSING, TENSORRT_LLM
 
 LIVE_REQUESTS_PER_ROW = 4
-"""How many requests take turns for each row of a step; the rest wait."""
+LEAST_SPARE_REQUESTS = 32
+"""How many requests take turns for each row of a step, and at least how many more than rows: requests that cancel need a
+place too. Further ones wait in order."""
 
 _MODEL_FILE = '''"""Written by furcate; the model is furcate.model_repository.{module}."""
 
@@ -53,7 +55,7 @@ def write_repository(
         TENSORRT_LLM.name: config_message.iterative_config(
             TENSORRT_LLM,
             max_batch_size=num_rows,
-            max_live_requests=LIVE_REQUESTS_PER_ROW * num_rows,
+            max_live_requests=max(LIVE_REQUESTS_PER_ROW * num_rows, num_rows + LEAST_SPARE_REQUESTS),
             parameters={"engine_dir": relative, "layout": layout.value},
         ),
         POSTPROCESSING.name: config_message.python_config(

@@ -1,7 +1,6 @@
 """The `tensorrt_llm` model of the `fused` layout: one execute() is one step. Runs inside Triton's Python backend."""
 
 import threading
-import time
 import traceback
 from pathlib import Path
 
@@ -9,24 +8,18 @@ import triton_python_backend_utils as pb_utils  # pyright: ignore[reportMissingI
 
 from furcate.decoding.scheduler import Scheduler
 from furcate.model_repository.engine_request import EngineDefaults
-from furcate.model_repository.fused import Fused, Turn
+from furcate.model_repository.fused import Fused, Reply, Turn
 from furcate.model_repository.served_engine import served_engine
+from furcate.model_repository.triton_cancels import Cancels
 from furcate.model_repository.triton_gauges import Gauges
 from furcate.model_repository.triton_messages import error_response, parameters_of, response, tensors_of
 
 CANCEL_PARAMETER = "cancel_id"
 """A request with this parameter ends the request that has this id, and generates nothing itself."""
 
-SWEEP_S = 0.1
-"""How often requests that get no more turns are looked for."""
-
 
 class TritonPythonModel:
-    """One instance holds one engine.
-
-    Triton drops a request that is cancelled while it waits for its turn, without telling the model. So the response
-    senders of the live requests are kept, and a thread asks those that had no turn lately whether they are cancelled.
-    """
+    """One instance holds one engine."""
 
     def initialize(self, args):
         engine = served_engine(args)
@@ -39,39 +32,35 @@ class TritonPythonModel:
         )
         self._gauges = Gauges(engine.name)
         self._update_gauges()
-        self._turns = {}
         self._lock = threading.Lock()
-        self._ended = threading.Event()
-        self._sweeper = threading.Thread(target=self._sweep, name="furcate-sweep", daemon=True)
-        self._sweeper.start()
+        self._cancels = Cancels(on_abandoned=self._drop)
 
     def execute(self, requests):
         with self._lock:
+            for request in requests:
+                self._cancels.watch(request.correlation_id(), request.get_response_sender())
             replies = self._fused.run([_turn(request) for request in requests])
+            replies = [self._unless_cancelled(*pair) for pair in zip(requests, replies, strict=True)]
             self._update_gauges()
-            now = time.monotonic()
             for request, reply in zip(requests, replies, strict=True):
-                sender = request.get_response_sender()
-                if reply.is_last:
-                    self._turns.pop(request.correlation_id(), None)
-                else:
-                    self._turns[request.correlation_id()] = (sender, now)
-                _send(request, sender, reply)
+                self._cancels.rest(request.correlation_id(), is_last=reply.is_last)
+                _send(request, reply)
 
     def finalize(self):
-        self._ended.set()
-        self._sweeper.join()
+        self._cancels.stop()
 
-    def _sweep(self):
-        while not self._ended.wait(SWEEP_S):
-            with self._lock:
-                before = time.monotonic() - SWEEP_S
-                gone = [key for key, (sender, at) in self._turns.items() if at < before and sender.is_cancelled()]
-                for key in gone:
-                    del self._turns[key]
-                    self._fused.drop(key)
-                if gone:
-                    self._update_gauges()
+    def _unless_cancelled(self, request, reply):
+        """The reply, or the end of a request whose client is gone: said now, because Triton would drop it unsaid."""
+        key = request.correlation_id()
+        if reply.is_last or not self._cancels.is_cancelled(key):
+            return reply
+        self._fused.drop(key)
+        return Reply(error="The request was cancelled.", is_last=True)
+
+    def _drop(self, key):
+        with self._lock:
+            self._fused.drop(key)
+            self._update_gauges()
 
     def _update_gauges(self):
         self._gauges.update(
@@ -83,20 +72,13 @@ class TritonPythonModel:
 
 
 def _turn(request):
+    key = request.correlation_id()
     start = pb_utils.get_input_tensor_by_name(request, "START")
-    is_first = bool(start.as_numpy().reshape(-1)[0])
-    key, client_id = request.correlation_id(), request.request_id()
-    if not is_first:
-        return Turn(key=key, is_first=False, client_id=client_id, is_cancelled=request.is_cancelled())
-    tensors = tensors_of(request)
-    return Turn(
-        key=key,
-        is_first=True,
-        client_id=client_id,
-        cancel_id=_cancel_id(request, tensors, client_id),
-        is_cancelled=request.is_cancelled(),
-        tensors=tensors,
-    )
+    if not start.as_numpy().reshape(-1)[0]:
+        return Turn(key=key, is_first=False)
+    tensors, client_id = tensors_of(request), request.request_id()
+    cancel_id = _cancel_id(request, tensors, client_id)
+    return Turn(key=key, is_first=True, client_id=client_id, cancel_id=cancel_id, tensors=tensors)
 
 
 def _cancel_id(request, tensors, client_id):
@@ -107,10 +89,11 @@ def _cancel_id(request, tensors, client_id):
     return client_id if "stop" in tensors and bool(tensors["stop"].reshape(-1)[0]) else None
 
 
-def _send(request, sender, reply):
+def _send(request, reply):
+    sender = request.get_response_sender()
     final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if reply.is_last else 0
     if reply.error is not None:
-        sender.send(error_response(reply.error, is_cancelled=reply.is_cancelled), flags=final)
+        sender.send(error_response(reply.error), flags=final)
     elif reply.outputs is not None:
         sender.send(response(reply.outputs), flags=final)
     if not reply.is_last:

@@ -20,7 +20,6 @@ def response(outputs):
     return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in outputs.items()])
 
 
-def error_response(message, *, is_cancelled=False):
+def error_response(message):
     """A response that carries one sentence."""
-    code = pb_utils.TritonError.CANCELLED if is_cancelled else pb_utils.TritonError.INVALID_ARG
-    return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, code))
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, pb_utils.TritonError.INVALID_ARG))

@@ -160,13 +160,6 @@ def test_cancel_of_an_unknown_id_says_so_and_holds_for_a_request_to_come(model: 
     model.assert_idle()
 
 
-def test_a_turn_that_triton_marks_cancelled_is_dropped(model: Model) -> None:
-    model.fused.run([first_turn(1)])
-    (reply,) = model.fused.run([Turn(key=1, is_first=False, is_cancelled=True)])
-    assert reply == Reply(error="The request was cancelled.", is_cancelled=True, is_last=True)
-    model.assert_idle()
-
-
 def test_a_request_that_gets_no_more_turns_can_be_dropped(model: Model) -> None:
     model.fused.run([first_turn(1)])
     assert model.scheduler.num_allocated_pages > 0

@@ -1,0 +1,67 @@
+"""Which live requests are cancelled: asked in the background, so that no step waits for the answer.
+
+Triton drops a cancelled request that waits for its turn, without telling the model, and keeps its place among the live ones
+until it counts as idle. So cancelled requests are found early, to be ended in their turn, and abandoned ones are dropped.
+"""
+
+import threading
+import time
+
+SWEEP_S = 0.05
+"""How often every live request is asked for; an answer takes about 0.1 ms."""
+ABANDONED_S = 0.2
+"""A cancelled request without a turn for so long gets none any more."""
+
+
+class Cancels:
+    """Watches the response senders of the live requests. `on_abandoned(key)` is called from a thread of its own."""
+
+    def __init__(self, *, on_abandoned):
+        self._on_abandoned = on_abandoned
+        self._senders = {}
+        self._rested_at = {}
+        self._cancelled = set()
+        self._guard = threading.Lock()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._sweep, name="furcate-cancels", daemon=True)
+        self._thread.start()
+
+    def watch(self, key, sender):
+        """A request's turn begins."""
+        with self._guard:
+            self._senders[key] = sender
+            self._rested_at.pop(key, None)
+
+    def rest(self, key, *, is_last):
+        """A request's turn ends. After its last one its sender must not be asked any more."""
+        with self._guard:
+            self._rested_at[key] = time.monotonic()
+            if is_last:
+                self._forget(key)
+
+    def is_cancelled(self, key):
+        """True when the request is known to be cancelled."""
+        return key in self._cancelled
+
+    def stop(self):
+        """Ends the thread."""
+        self._ended.set()
+        self._thread.join()
+
+    def _sweep(self):
+        while not self._ended.wait(SWEEP_S):
+            for key in list(self._senders):
+                with self._guard:
+                    sender = self._senders.get(key)
+                    if sender is None or (key not in self._cancelled and not sender.is_cancelled()):
+                        continue
+                    self._cancelled.add(key)
+                    is_abandoned = time.monotonic() - self._rested_at.get(key, float("inf")) > ABANDONED_S
+                    if is_abandoned:
+                        self._forget(key)
+                if is_abandoned:
+                    self._on_abandoned(key)
+
+    def _forget(self, key):
+        del self._senders[key], self._rested_at[key]
+        self._cancelled.discard(key)
