@@ -9,7 +9,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from furcate.builder.acceptance_config import resolve_acceptance
-from furcate.builder.checkpoints.heads import HeadCheckpoint, read_head
+from furcate.builder.checkpoints.drafter import read_drafter
+from furcate.builder.checkpoints.heads import HeadCheckpoint
 from furcate.builder.checkpoints.target import TargetCheckpoint, read_target
 from furcate.builder.checkpoints.tokenizer import save_tokenizer
 from furcate.builder.config import BuildConfig, DataType, Executor
@@ -56,7 +57,7 @@ def build_engine(config: BuildConfig, progress: Progress | None = None) -> Build
     head = None
     if config.head is not None:
         progress.stage("reading head")
-        head = read_head(config.head, target=target.spec, allows_pickle=config.allow_pickle)
+        head = read_drafter(config.head, target=target, allows_pickle=config.allow_pickle)
     tree = parse_tree(config.tree, head.spec.kind if head else None, head.spec.num_heads if head else 0)
     resolve_acceptance(config.acceptance, tree)
     with staged(config.output) as directory:

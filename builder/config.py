@@ -38,7 +38,8 @@ class BuildConfig:
     output: Path
     """Engine directory to write. Must not exist, unless --overwrite."""
     head: Path | None = None
-    """Head checkpoint directory. Without it the engine decodes plainly (one token a step)."""
+    """Head checkpoint directory; or a whole draft model of the target's vocabulary (a Hugging Face directory, a .gguf file or an
+    engine). Without it the engine decodes plainly (one token a step)."""
     repository: Path | None = None
     """Also write the Triton model repository here."""
     dtype: DataType = DataType.BFLOAT16

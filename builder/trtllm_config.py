@@ -29,7 +29,7 @@ ARCHITECTURES = {
     HeadKind.EAGLE: "EagleForCausalLM",
     HeadKind.EAGLE3: "EagleForCausalLM",
 }
-SPECULATIVE_MODES = {None: 1, HeadKind.MEDUSA: 4, HeadKind.EAGLE: 32, HeadKind.EAGLE3: 32, HeadKind.HYDRA: 1}
+SPECULATIVE_MODES = {None: 1, HeadKind.MEDUSA: 4, HeadKind.EAGLE: 32, HeadKind.EAGLE3: 32, HeadKind.HYDRA: 1, HeadKind.MODEL: 2}
 """SpeculativeDecodingMode in modeling_utils.py is an IntFlag: NONE, DRAFT_TOKENS_EXTERNAL, MEDUSA, LOOKAHEAD, EXPLICIT, EAGLE.
 
 Hydra has no mode of its own there: the engine is recognised as its target.

@@ -20,6 +20,7 @@ from furcate.decoding.drafters.eagle import EagleProposer
 from furcate.decoding.drafters.grow import Grower, grower_of
 from furcate.decoding.drafters.hydra import HydraProposer
 from furcate.decoding.drafters.medusa import MedusaProposer
+from furcate.decoding.drafters.model import ModelProposer
 from furcate.decoding.drafters.proposer import Committed, DraftRows, Proposer
 from furcate.decoding.executors.torch import TorchExecutor
 from furcate.decoding.logits.log_probs import chosen_logits, path_log_probs
@@ -89,7 +90,7 @@ class Step:
         self.executor = executor
         self.clock = executor.clock
         self.acceptance = resolve_acceptance(acceptance, tree)
-        self.proposer = None if tree.kind is TreeKind.SINGLE else proposer_of(executor)
+        self.proposer = None if tree.kind is TreeKind.SINGLE else proposer_of(executor, tree.max_depth)
         self.grower = grower_of(tree)
         drawing = DRAFT_KINDS.get(self.acceptance)
         self.drawing_grower = self.grower if drawing is None else grower_of(tree, drawing)
@@ -192,6 +193,7 @@ class Step:
                     counts=torch.full((1,), num_tokens, device=chunk.token_ids.device),
                     cache_lengths=chunk.cache_lengths,
                     page_table=chunk.page_table,
+                    is_prompt=True,
                 )
                 states = self.proposer.observe(committed)
                 first = replace(first, state=states[0]) if first is not None else None
@@ -216,18 +218,21 @@ def _num_slots(grower: Grower, proposer: Proposer | None) -> int:
     return max(grower.num_nodes, num_held + grower.num_cached_nodes, num_held + grower.max_depth + 1)
 
 
-def executor_features(features: Float[Tensor, "B N F"] | None, path: Int64[Tensor, "B A"]) -> Float[Tensor, "B A F"]:
-    """The features of the nodes on each row's path."""
-    assert features is not None, "an engine with a head yields features"
+def executor_features(features: Float[Tensor, "B N F"] | None, path: Int64[Tensor, "B A"]) -> Float[Tensor, "B A F"] | None:
+    """The features of the nodes on each row's path; None where the drafter reads none."""
+    if features is None:
+        return None
     return features.gather(1, path[:, :, None].expand(-1, -1, features.shape[2]))
 
 
-def proposer_of(executor: TorchExecutor) -> Proposer | None:
-    """The proposer of the engine's head; None without a head."""
+def proposer_of(executor: TorchExecutor, max_depth: int) -> Proposer | None:
+    """The proposer of the engine's head or draft model, for trees of this depth; None without one."""
     if executor.head is None:
         return None
     if executor.head.kind is HeadKind.MEDUSA:
         return MedusaProposer(executor)
     if executor.head.kind is HeadKind.HYDRA:
         return HydraProposer(executor)
+    if executor.head.kind is HeadKind.MODEL:
+        return ModelProposer(executor, max_depth)
     return EagleProposer(executor)

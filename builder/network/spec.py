@@ -25,6 +25,8 @@ head hydra
     heads.{i}.residual.weight [H, H (i + 2)], .bias: the residual of block 0, residual(x) + silu(blocks.0(x))
     (not is_grounded: heads read the hidden state alone; blocks.0 is [H, H], there is no residual projection)
     prefix layer: layers.0.{input_norm,qkv,o,post_norm,gate_up,down}, then norm.weight [H] (prefix-mlp)
+head model
+    the names of a target: a whole draft model (decoder.num_layers layers)
 any head with its own draft vocabulary
     draft_token_ids int64 [Vd]: target id of each draft id, ascending
 """
@@ -40,6 +42,8 @@ class HeadKind(StrEnum):
     EAGLE = "eagle"
     MEDUSA = "medusa"
     HYDRA = "hydra"
+    MODEL = "model"
+    """Not a head but a whole draft model of the target's vocabulary."""
 
 
 class Activation(StrEnum):

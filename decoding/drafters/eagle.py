@@ -7,10 +7,11 @@ B batch rows, K nodes of a level, C children, A committed tokens, H hidden, W ma
 """
 
 import torch
-from jaxtyping import Float, Int32, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from furcate.builder.network.inputs import PassInputs
+from furcate.decoding.drafters.draft_mask import DraftMask
 from furcate.decoding.drafters.proposer import Committed, DraftRows, Proposal
 from furcate.decoding.executors.torch import TorchExecutor
 
@@ -29,6 +30,7 @@ class EagleProposer:
         return EagleDraft(self.executor, rows)
 
     def observe(self, committed: Committed) -> Float[Tensor, "B S"]:
+        assert committed.features is not None
         hidden = self.executor.head_pass(self.executor.fuse_features(committed.features), chain_inputs(committed))
         return hidden[torch.arange(len(hidden), device=hidden.device), committed.counts - 1]
 
@@ -48,16 +50,14 @@ def chain_inputs(committed: Committed) -> PassInputs:
 
 
 class EagleDraft:
-    """One tree being drafted: the hidden states and ancestor words of the level above."""
+    """One tree being drafted: the hidden states of the newest level."""
 
     def __init__(self, executor: TorchExecutor, rows: DraftRows) -> None:
         self.executor = executor
         self.rows = rows
         self.hidden: Float[Tensor, "B K H"] = rows.states[:, None]
         self.logits: Float[Tensor, "B K Vd"] = executor.head_logits(self.hidden)
-        self.words: list[Int32[Tensor, "B K"]] = []
-        """Mask words of the level above; a word is added when the nodes drafted outgrow the last one."""
-        self.num_drafted = 0
+        self.mask = DraftMask()
         self.level = 0
 
     def propose(self, num_children: int) -> Proposal:
@@ -65,40 +65,18 @@ class EagleDraft:
 
     def descend(self, parents: Int64[Tensor, "B K"], token_ids: Int64[Tensor, "B K"]) -> None:
         hidden = self.hidden.gather(1, parents[:, :, None].expand(-1, -1, self.hidden.shape[2]))
+        num_drafted = self.mask.num_drafted
         inputs = PassInputs(
             token_ids=token_ids,
             positions=(self.rows.cache_lengths + self.level)[:, None].expand(token_ids.shape),
-            tree_mask=self._add_to_mask(parents),
+            tree_mask=self.mask.extend(parents),
             cache_lengths=self.rows.cache_lengths,
             page_table=self.rows.page_table,
-            node_offset=self.num_drafted,
+            node_offset=num_drafted,
         )
         self.hidden = self.executor.head_pass(hidden, inputs)
         self.logits = self.executor.head_logits(self.hidden)
-        self.num_drafted += token_ids.shape[1]
         self.level += 1
-
-    def _add_to_mask(self, parents: Int64[Tensor, "B K"]) -> Int32[Tensor, "B K W"]:
-        """Ancestor words of the new nodes: their parents' words, and a bit for themselves."""
-        words = [word.gather(1, parents) for word in self.words] if self.level > 0 else []
-        num_new = parents.shape[1]
-        num_words = -(-(self.num_drafted + num_new) // 32)
-        words += [torch.zeros(parents.shape, dtype=torch.int32, device=parents.device)] * (num_words - len(words))
-        own = self_bits(self.num_drafted, num_new, parents.device)
-        self.words = [word | own[index] for index, word in enumerate(words)]
-        return torch.stack(self.words, dim=-1)
-
-
-def self_bits(first: int, count: int, device: torch.device) -> Int32[Tensor, "W K"]:
-    """Word w of the mask row that holds only node first + k itself, for k < count."""
-    columns = range(first, first + count)
-    num_words = -(-(first + count) // 32)
-    rows = [[_signed(1 << (c % 32)) if c // 32 == w else 0 for c in columns] for w in range(num_words)]
-    return torch.tensor(rows, dtype=torch.int32, device=device)
-
-
-def _signed(word: int) -> int:
-    return word - (1 << 32) if word >= 1 << 31 else word
 
 
 def proposal_of(logits: Float[Tensor, "B K Vd"], num_children: int, executor: TorchExecutor) -> Proposal:

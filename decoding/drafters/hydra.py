@@ -29,6 +29,7 @@ class HydraProposer:
         return HydraDraft(self.executor, rows)
 
     def observe(self, committed: Committed) -> Float[Tensor, "B S"]:
+        assert committed.features is not None
         hidden = self.executor.hydra_prefix(committed.features, chain_inputs(committed))
         return hidden[torch.arange(len(hidden), device=hidden.device), committed.counts - 1]
 

@@ -27,6 +27,7 @@ class MedusaProposer:
 
     def observe(self, committed: Committed) -> Float[Tensor, "B S"]:
         features = committed.features
+        assert features is not None
         return features[torch.arange(len(features), device=features.device), committed.counts - 1]
 
 

@@ -7,7 +7,7 @@ Vd draft vocabulary.
 from dataclasses import dataclass
 from typing import Protocol
 
-from jaxtyping import Float, Int32, Int64
+from jaxtyping import Float, Int32, Int64, Shaped
 from torch import Tensor
 
 
@@ -15,7 +15,7 @@ from torch import Tensor
 class DraftRows:
     """The sequences a draft starts from: what their drafter remembers, their newest token, and where their cache is."""
 
-    states: Float[Tensor, "B S"]
+    states: Shaped[Tensor, "B S"]
     root_ids: Int64[Tensor, " B"]
     cache_lengths: Int32[Tensor, " B"]
     page_table: Int32[Tensor, "B P"]
@@ -33,17 +33,20 @@ class Proposal:
 class Committed:
     """What a pass of the target made certain: counts[b] tokens, behind `cache_lengths[b]` older ones.
 
-    features   the target's, of the committed tokens; rows from counts[b] on are padding, here and in next_ids
+    features   the target's, of the committed tokens (None where no head reads any); rows from counts[b] on are padding, here
+               and in next_ids
     first_ids  the first committed token
     next_ids   the tokens after each of them; next_ids[b, counts[b] - 1] is the new root, which is not committed yet
     """
 
-    features: Float[Tensor, "B A F"]
+    features: Float[Tensor, "B A F"] | None
     first_ids: Int64[Tensor, " B"]
     next_ids: Int64[Tensor, "B A"]
     counts: Int64[Tensor, " B"]
     cache_lengths: Int32[Tensor, " B"]
     page_table: Int32[Tensor, "B P"]
+    is_prompt: bool = False
+    """True for a piece of a prompt, false for what a step committed."""
 
 
 class Draft(Protocol):
@@ -73,7 +76,7 @@ class Proposer(Protocol):
         """A draft for these sequences."""
         ...
 
-    def observe(self, committed: Committed) -> Float[Tensor, "B S"]:
+    def observe(self, committed: Committed) -> Shaped[Tensor, "B S"]:
         """The new states. Whatever was cached for these positions while drafting is overwritten."""
         ...
 

@@ -21,7 +21,7 @@ from furcate.builder.network.heads import (
 )
 from furcate.builder.network.inputs import PassInputs, TargetOutputs
 from furcate.builder.network.rope import rope_table
-from furcate.builder.network.spec import DecoderSpec, HeadSpec
+from furcate.builder.network.spec import DecoderSpec, HeadKind, HeadSpec
 from furcate.builder.ops.torch import RopeTables, TorchOps
 from furcate.builder.tree_config import MAX_TREE_NODES
 from furcate.decoding.clock import Clock
@@ -62,6 +62,8 @@ class TorchExecutor:
             self.head_pool = self._pool(head.decoder.num_layers, head.decoder)
             rope = self._rope_tables(head.decoder)
         self.head_ops = self._ops(weights, rope, self.head_pool, head.decoder)
+        if head.kind is HeadKind.MODEL and head.decoder is not None and head.decoder.is_tied:
+            self.head_ops.tie_lm_head()
         if not head.owns_embedding:
             self.head_ops.share_embedding(self.target_ops)
         if not head.owns_lm_head:
@@ -137,6 +139,14 @@ class TorchExecutor:
         ops, head = self._head()
         with self.clock.part("head_forward"):
             return hydra_logits(ops, head, depth, path)
+
+    def draft_model_pass(self, inputs: PassInputs, *, last_only: bool = False) -> Float[Tensor, "B N V"]:
+        """A draft model's logits, of the last node only where that is enough; all nodes' K/V is written to its pool."""
+        ops, head = self._head()
+        assert head.decoder is not None
+        rows = torch.full_like(inputs.token_ids[:, :1], inputs.token_ids.shape[1] - 1) if last_only else None
+        with self.clock.part("head_forward"):
+            return run_target(ops, head.decoder, inputs, (), rows).logits
 
     def embed(self, token_ids: Int64[Tensor, "..."]) -> Float[Tensor, "... H"]:
         """The embeddings that the head reads."""

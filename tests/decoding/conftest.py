@@ -12,6 +12,8 @@ from transformers import LlamaConfig
 
 from furcate.builder.build import build_engine
 from furcate.builder.config import BuildConfig, DataType
+from furcate.builder.engine import read_engine
+from furcate.decoding.executors.torch import TorchExecutor
 
 NUM_HYDRA_HEADS = 3
 
@@ -104,3 +106,29 @@ def engine_with(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         return built[key]
 
     return build
+
+
+@pytest.fixture(scope="session")
+def noisy_target(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny target with noise in every matrix: a draft model that is often, not always, right. It has no tokenizer."""
+    path = tmp_path_factory.mktemp("noisy") / "model"
+    path.mkdir()
+    random = random_tensors(14)
+    weights = {
+        name: tensor + 0.1 * tensor.std() * random(*tensor.shape) * 5 if tensor.ndim == 2 else tensor
+        for name, tensor in load_file(tiny_target / "model.safetensors").items()
+    }
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    (path / "config.json").write_text((tiny_target / "config.json").read_text())
+    return path
+
+
+@pytest.fixture(scope="session")
+def model_executors(
+    tiny_target: Path, noisy_target: Path, engine_with: Callable[..., Path]
+) -> dict[str, TorchExecutor]:
+    """The tiny target with itself, and with a noisy copy, as the draft model."""
+    drafters = {"itself": tiny_target, "noisy": noisy_target}
+    return {
+        name: TorchExecutor(read_engine(engine_with(path, max_pool_tokens=65536))) for name, path in drafters.items()
+    }
