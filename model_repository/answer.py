@@ -29,7 +29,9 @@ class Answer:
         self._num_prompt_ids = len(self._ids)
         self._num_sent = 0
         self._log_probs: list[float] = []
-        self._text = AnswerText(tokenizer, stops=asked.stop_texts) if asked.stop_texts else None
+        min_tokens = request.sampling.min_tokens
+        has_stops = bool(asked.stop_texts)
+        self._text = AnswerText(tokenizer, stops=asked.stop_texts, num_unsearched_ids=min_tokens) if has_stops else None
         self._stats = RequestStats(num_prompt_tokens=len(request.prompt_ids))
 
     def take(self, output: StepOutput) -> FinishReason | None:
@@ -70,7 +72,7 @@ class Answer:
                 "output_log_probs": [log_probs] if has_log_probs else np.zeros((1, 0)),
                 "answer_key": [self._key],
                 "earlier_ids": earlier,
-                "num_prompt_ids": [self._num_prompt_ids],
+                "num_unsearched_ids": [self._num_prompt_ids + self.request.sampling.min_tokens],
                 "answer_stop_texts": [text.encode() for text in self._asked.stop_texts],
                 "finish_reason": [finish_reason.encode()],
                 **_no_logits(),
@@ -89,7 +91,7 @@ def outputs_of_cancel(*, was_found: bool) -> dict[str, np.ndarray]:
             "output_log_probs": np.zeros((1, 0)),
             "answer_key": [secrets.randbits(63)],
             "earlier_ids": [],
-            "num_prompt_ids": [0],
+            "num_unsearched_ids": [0],
             "answer_stop_texts": [],
             "finish_reason": [FinishReason.CANCELLED.value.encode() if was_found else b"unknown"],
             **_no_logits(),

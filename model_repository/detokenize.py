@@ -44,8 +44,8 @@ class Texts:
         if kept is not None and kept.num_ids == len(earlier):
             return kept
         stops = [text_from_bytes("STOP_TEXTS", item) for item in values.get("STOP_TEXTS", ())]
-        num_prompt_ids = int(values["NUM_PROMPT_IDS"][0]) if "NUM_PROMPT_IDS" in values else 0
-        answer = AnswerText(self._tokenizer, stops=filter(None, stops), num_prompt_ids=num_prompt_ids)
+        num_unsearched_ids = int(values["NUM_UNSEARCHED_IDS"][0]) if "NUM_UNSEARCHED_IDS" in values else 0
+        answer = AnswerText(self._tokenizer, stops=filter(None, stops), num_unsearched_ids=num_unsearched_ids)
         for token_id in earlier.tolist():
             answer.push(token_id)
         return answer

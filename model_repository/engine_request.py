@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from furcate.builder.errors import RequestError
-from furcate.decoding.request import SamplingParams
+from furcate.decoding.request import Guide, GuideKind, SamplingParams
 from furcate.model_repository.io_table import text_from_bytes
 from furcate.model_repository.tables import TENSORRT_LLM
 from furcate.model_repository.word_lists import sequences_from_tensor
@@ -76,6 +76,10 @@ class _Values:
         """The value of an FP32 [1] tensor as its shortest decimal (0.7, not 0.699999988), or None."""
         return float(str(self.arrays[name][0])) if name in self.arrays else None
 
+    def text(self, name: str) -> str:
+        """The value of a STRING [1] tensor; empty when it did not come."""
+        return text_from_bytes(name, self.arrays[name][0]) if name in self.arrays else ""
+
     def number_or(self, name: str, default: float) -> float:
         """The same, or `default` when it did not come."""
         value = self.number(name)
@@ -102,6 +106,7 @@ def _sampling(values: _Values, defaults: EngineDefaults) -> SamplingParams:
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
+        min_p=values.number("min_p") or None,
         seed=values.integer_of("seed", "random_seed"),
         end_ids=_end_ids(values, defaults),
         stop_sequences=_sequences(values, "stop_words_list"),
@@ -111,6 +116,7 @@ def _sampling(values: _Values, defaults: EngineDefaults) -> SamplingParams:
         presence_penalty=values.number_or("presence_penalty", 0.0),
         frequency_penalty=values.number_or("frequency_penalty", 0.0),
         embedding_bias=_embedding_bias(values, defaults),
+        guide=_guide(values),
         returns_log_probs=values.flag("return_log_probs", False),
     )
 
@@ -126,6 +132,22 @@ def _temperature_top_k_top_p(values: _Values) -> tuple[float, int | None, float 
     if is_greedy and temperature >= 0:
         return 0.0, None, None
     return temperature, top_k or None, top_p or None
+
+
+def _guide(values: _Values) -> Guide | None:
+    kind, text = values.text("guided_decoding_guide_type"), values.text("guided_decoding_guide")
+    if not kind and not text:
+        return None
+    if kind not in list(GuideKind):
+        raise RequestError(
+            f"'guided_decoding_guide_type' is '{kind}'; it can be {', '.join(GuideKind)}, and goes with"
+            " 'guided_decoding_guide'."
+        )
+    if not text and kind != GuideKind.JSON:
+        raise RequestError(
+            f"'guided_decoding_guide_type' is '{kind}', but 'guided_decoding_guide' is empty; send both."
+        )
+    return Guide(kind=GuideKind(kind), text=text)
 
 
 def _end_ids(values: _Values, defaults: EngineDefaults) -> tuple[int, ...]:

@@ -14,7 +14,6 @@ def _count(name: str, meaning: str, dtype: str = "INT32") -> Field:
 _NO_LORA = "LoRA adapters are not supported; merge the adapter into the target and build the engine from that."
 _NO_PROMPT_TABLE = "prompt embedding tables are not supported; send the prompt as text."
 _NO_LOGITS = "logits are not returned; leave it out or send false."
-_NO_GUIDE = "guided decoding is not supported; leave it out."
 
 SAMPLING_INPUTS: tuple[Field, ...] = (
     _one("temperature", "FP32", "Divides the logits; 0 is greedy. Default: greedy, or 1 when top_k or top_p is given."),
@@ -24,9 +23,19 @@ SAMPLING_INPUTS: tuple[Field, ...] = (
         "FP32",
         "Sample from the likeliest tokens that hold this probability; 1 (or 0 beside top_k) is no limit.",
     ),
+    Field(
+        name="min_p",
+        dtype="FP32",
+        shape=(1,),
+        is_optional=True,
+        is_addition=True,
+        meaning="Leave out tokens less likely than this share of the likeliest one's probability.",
+    ),
     _one("seed", "UINT64", "Makes a sampled text repeatable, alone or in company. Default: a fresh one."),
     _one("random_seed", "UINT64", "Older name of seed."),
     _one("min_tokens", "INT32", "Neither end_id nor stop words before this many tokens."),
+    _one("guided_decoding_guide_type", "STRING", "What the text must match: json, json_schema, regex or ebnf_grammar."),
+    _one("guided_decoding_guide", "STRING", "The schema, expression or grammar; nothing for json."),
     _one("min_length", "INT32", "Older name of min_tokens."),
     _one(
         "repetition_penalty",
@@ -66,7 +75,11 @@ SAMPLING_INPUTS: tuple[Field, ...] = (
     _one(
         "exclude_input_in_output", "BOOL", "False puts the prompt before the text (only without stream). Default: true."
     ),
-    _one("return_log_probs", "BOOL", "Fill cum_log_probs and output_log_probs."),
+    _one(
+        "return_log_probs",
+        "BOOL",
+        "Fill cum_log_probs and output_log_probs: of the model's own logits, before any of the above.",
+    ),
     _one("return_perf_metrics", "BOOL", "Accepted; the times and counts always come."),
     _one("return_num_input_tokens", "BOOL", "Accepted; num_input_tokens always comes."),
     _one("return_num_output_tokens", "BOOL", "Accepted; num_output_tokens always comes."),
@@ -83,19 +96,7 @@ SAMPLING_INPUTS: tuple[Field, ...] = (
         for name in ("return_context_logits", "return_generation_logits")
     ),
     *(
-        Field(
-            name=name,
-            dtype="STRING",
-            shape=(1,),
-            is_optional=True,
-            meaning="Must be empty.",
-            neutral=("",),
-            refusal=_NO_GUIDE,
-        )
-        for name in ("guided_decoding_guide_type", "guided_decoding_guide")
-    ),
-    *(
-        Field(name=name, dtype=dtype, shape=shape, is_optional=True, meaning="Refused when used.", refusal=refusal)
+        Field(name=name, dtype=dtype, shape=shape, is_optional=True, meaning="Must be left out.", refusal=refusal)
         for name, dtype, shape, refusal in (
             ("prompt_embedding_table", "FP16", (-1, -1), _NO_PROMPT_TABLE),
             ("prompt_vocab_size", "INT32", (1,), _NO_PROMPT_TABLE),
@@ -121,7 +122,7 @@ RESULT_OUTPUTS: tuple[Field, ...] = (
         name="cum_log_probs",
         dtype="FP32",
         shape=(-1,),
-        meaning="Sum of the log probabilities, when asked for; else empty.",
+        meaning="Sum of the tokens' log probabilities so far, when asked for; else empty.",
     ),
     Field(
         name="output_log_probs", dtype="FP32", shape=(-1, -1), meaning="One for each token, when asked for; else empty."

@@ -81,12 +81,15 @@ def _overlap(text: str, stop: str) -> int:
 
 
 class AnswerText:
-    """The text of one answer: the prompt first when it is to be shown, then tokens up to the first stop text."""
+    """The text of one answer: every token up to the first stop text.
 
-    def __init__(self, tokenizer: Decodes, *, stops: Iterable[str] = (), num_prompt_ids: int = 0) -> None:
+    No stop text is looked for in the first `num_unsearched_ids`: the prompt, where it is shown, and the first min_tokens.
+    """
+
+    def __init__(self, tokenizer: Decodes, *, stops: Iterable[str] = (), num_unsearched_ids: int = 0) -> None:
         self._text = TokenText(tokenizer)
         self._stop = StopText(stops)
-        self._num_prompt_ids_left = num_prompt_ids
+        self._num_unsearched_ids_left = num_unsearched_ids
         self.num_ids = 0
 
     @property
@@ -98,8 +101,8 @@ class AnswerText:
         """The text that this token made certain."""
         self.num_ids += 1
         piece = self._text.push(token_id)
-        if self._num_prompt_ids_left:
-            self._num_prompt_ids_left -= 1
+        if self._num_unsearched_ids_left:
+            self._num_unsearched_ids_left -= 1
             return piece
         return self._stop.push(piece)
 

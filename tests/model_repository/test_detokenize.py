@@ -25,7 +25,7 @@ def response(texts: Texts, key: int, earlier: list[int], new: list[int], reason:
             "SEQUENCE_LENGTH": np.array([[len(new)]], np.int32),
             "ANSWER_KEY": np.array([[key]], np.int64),
             "EARLIER_IDS": np.array([earlier], np.int32).reshape(1, -1),
-            "NUM_PROMPT_IDS": np.array([[0]], np.int32),
+            "NUM_UNSEARCHED_IDS": np.array([[0]], np.int32),
             "FINISH_REASON": np.array([[reason.encode()]], np.object_),
             "STOP_TEXTS": np.array([[b"END"]], np.object_),
         }

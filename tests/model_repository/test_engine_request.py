@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from furcate.builder.errors import RequestError
-from furcate.decoding.request import SamplingParams
+from furcate.decoding.request import Guide, GuideKind, SamplingParams
 from furcate.model_repository.engine_request import EngineDefaults, EngineRequest, read_request
 
 DEFAULTS = EngineDefaults(end_ids=(1, 2), vocab_size=10)
@@ -38,6 +38,7 @@ def test_every_input_arrives() -> None:
         temperature=0.7,
         runtime_top_k=5,
         runtime_top_p=0.9,
+        min_p=0.05,
         seed=uint64(2**64 - 1),
         end_id=np.array([[7]], np.int32),
         min_tokens=2,
@@ -50,12 +51,15 @@ def test_every_input_arrives() -> None:
         bad_words_list=np.array([[[6], [1]]], np.int32),
         embedding_bias=np.array([[0, 0, 1.5, 0, 0, 0, 0, 0, 0, -2]], np.float32),
         stop_texts=np.array([[b"END", b""]], np.object_),
+        guided_decoding_guide_type=np.array([[b"regex"]], np.object_),
+        guided_decoding_guide=np.array([[b"a+"]], np.object_),
     )
     assert asked.sampling == SamplingParams(
         max_tokens=6,
         temperature=0.7,
         top_k=5,
         top_p=0.9,
+        min_p=0.05,
         seed=2**64 - 1,
         end_ids=(7,),
         stop_sequences=((8, 9),),
@@ -65,6 +69,7 @@ def test_every_input_arrives() -> None:
         presence_penalty=0.2,
         frequency_penalty=0.3,
         embedding_bias=((2, 1.5), (9, -2.0)),
+        guide=Guide(kind=GuideKind.REGEX, text="a+"),
         returns_log_probs=True,
     )
     assert (asked.is_streaming, asked.stop_texts) == (True, ("END",))
@@ -115,3 +120,22 @@ def test_input_lengths_cuts_padding() -> None:
 def test_bias_that_is_not_finite_is_refused() -> None:
     with pytest.raises(RequestError, match="'embedding_bias' holds a value that is not finite"):
         read(embedding_bias=np.full((1, 10), np.inf, np.float32))
+
+
+def test_guides_need_a_known_kind_and_all_but_json_a_text() -> None:
+    def guided(kind: str | None, text: str | None) -> Guide | None:
+        given = {"guided_decoding_guide_type": kind, "guided_decoding_guide": text}
+        arrays = {name: np.array([[value.encode()]], np.object_) for name, value in given.items() if value is not None}
+        return read(**arrays).sampling.guide
+
+    assert guided(None, None) is guided("", "") is None
+    assert guided("json", None) == guided("json", "") == Guide(kind=GuideKind.JSON)
+    assert guided("json_schema", "{}") == Guide(kind=GuideKind.JSON_SCHEMA, text="{}")
+    with pytest.raises(
+        RequestError, match="'guided_decoding_guide_type' is 'structural_tag'; it can be json, json_schema,"
+    ):
+        guided("structural_tag", "{}")
+    with pytest.raises(RequestError, match="'guided_decoding_guide_type' is ''; it can be"):
+        guided(None, "a+")
+    with pytest.raises(RequestError, match="is 'regex', but 'guided_decoding_guide' is empty; send both"):
+        guided("regex", None)

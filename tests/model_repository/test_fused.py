@@ -104,7 +104,7 @@ def test_prompt_comes_first_when_asked_for(model: Model) -> None:
     ids = outputs["output_ids"][0, 0].tolist()
     assert ids[:3] == [8, 8, 9]
     assert ids[3:] == tokens_of(model.run_all([first_turn(1)])[1])
-    assert (outputs["num_prompt_ids"].item(), outputs["num_output_tokens"].item()) == (3, 20)
+    assert (outputs["num_unsearched_ids"].item(), outputs["num_output_tokens"].item()) == (3, 20)
 
 
 def test_a_refused_request_ends_alone(model: Model) -> None:

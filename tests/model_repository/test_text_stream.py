@@ -137,5 +137,5 @@ def test_stop_text_is_found_across_tokens_and_never_shown(name: str) -> None:
 def test_a_stop_in_the_prompt_does_not_stop() -> None:
     tokenizer = TOKENIZERS["byte level"]
     prompt, answer = tokenizer.encode("stop here:"), tokenizer.encode(" go stop go")
-    text = AnswerText(tokenizer, stops=["stop"], num_prompt_ids=len(prompt))
+    text = AnswerText(tokenizer, stops=["stop"], num_unsearched_ids=len(prompt))
     assert "".join(text.push(token_id) for token_id in prompt + answer) + text.finish() == "stop here: go "
