@@ -11,12 +11,18 @@ from torch import Tensor
 from furcate.builder.acceptance_config import resolve_acceptance
 from furcate.builder.checkpoints.drafter import read_drafter
 from furcate.builder.checkpoints.heads import HeadCheckpoint
+from furcate.builder.checkpoints.named import shapes_of
 from furcate.builder.checkpoints.target import TargetCheckpoint, read_target
 from furcate.builder.checkpoints.tokenizer import save_tokenizer
 from furcate.builder.config import BuildConfig, DataType, Executor
+from furcate.builder.dry_run import DryRun
 from furcate.builder.engine import MANIFEST_FILE, WEIGHTS_FILE, Manifest, file_hash, installed_versions
 from furcate.builder.errors import ConfigError
+from furcate.builder.network.spec import HeadSpec
 from furcate.builder.staging import check_output, staged
+from furcate.builder.tensor_parallel import check_parallel
+from furcate.builder.tensorrt_config import TensorRTConfig
+from furcate.builder.tensorrt_engine import check_tensorrt_config, usable_tensorrt, write_plans
 from furcate.builder.tree_config import TreeConfig, parse_tree
 from furcate.builder.trtllm_config import trtllm_config
 
@@ -52,6 +58,8 @@ def build_engine(config: BuildConfig, progress: Progress | None = None) -> Build
     """
     progress = progress or Progress()
     _check_config(config)
+    if config.executor is Executor.TENSORRT:
+        usable_tensorrt(check_tensorrt_config(config))
     check_output(config.output, may_replace=config.overwrite)
     target = read_target(config.target, allows_pickle=config.allow_pickle, progress=progress.stage)
     head = None
@@ -62,11 +70,14 @@ def build_engine(config: BuildConfig, progress: Progress | None = None) -> Build
     resolve_acceptance(config.acceptance, tree)
     with staged(config.output) as directory:
         weights, head_spec = _engine_weights(config, target, head, progress)
-        progress.stage("writing weights")
-        save_file(weights, directory / WEIGHTS_FILE)
+        if config.executor is Executor.TORCH:
+            progress.stage("writing weights")
+            save_file(weights, directory / WEIGHTS_FILE)
         has_chat_template = save_tokenizer(target, directory / "tokenizer")
         manifest = _manifest(config, target, head, tree, has_chat_template)
         manifest = replace(manifest, head=head_spec)
+        if config.executor is Executor.TENSORRT:
+            manifest = write_plans(directory, config, manifest, weights, progress)
         (directory / "config.json").write_text(json.dumps(trtllm_config(manifest), indent=2))
         files = sorted(path for path in directory.rglob("*") if path.is_file())
         progress.stage("hashing", sum(path.stat().st_size for path in files))
@@ -75,6 +86,34 @@ def build_engine(config: BuildConfig, progress: Progress | None = None) -> Build
         (directory / MANIFEST_FILE).write_text(manifest.to_json())
     num_bytes = sum(path.stat().st_size for path in config.output.rglob("*") if path.is_file())
     return BuildResult(config.output, manifest, num_bytes, head.warnings if head else ())
+
+
+def plan_dry_run(config: BuildConfig) -> DryRun:
+    """What a TensorRT build of `config` would make, read from names and shapes alone; nothing is written.
+
+    Raises ConfigError or CheckpointError.
+    """
+    _check_config(config)
+    gpu = check_tensorrt_config(config)
+    target = read_target(config.target, allows_pickle=config.allow_pickle)
+    head = None
+    if config.head is not None:
+        head = read_drafter(config.head, target=target, allows_pickle=config.allow_pickle)
+    tree = parse_tree(config.tree, head.spec.kind if head else None, head.spec.num_heads if head else 0)
+    manifest = _manifest(config, target, head, tree, has_chat_template=False)
+    check_parallel(manifest, config.tensorrt.tp_size)
+    shapes = {f"target.{name}": shape for name, shape in shapes_of(target.weights).items()}
+    if head is not None:
+        shapes |= {f"head.{name}": shape for name, shape in shapes_of(head.weights).items()}
+        if not head.spec.owns_lm_head:
+            shapes["head.lm_head.weight"] = (_draft_size(config, head.spec.vocab_size), target.spec.hidden_size)
+    return DryRun(manifest=manifest, gpu=gpu, tp_size=config.tensorrt.tp_size, shapes=shapes)
+
+
+def _draft_size(config: BuildConfig, vocab_size: int) -> int:
+    """Tokens that a head without a vocabulary of its own may propose."""
+    wanted = DEFAULT_DRAFT_VOCABULARY if config.draft_vocabulary is None else config.draft_vocabulary
+    return min(wanted, vocab_size)
 
 
 def _check_config(config: BuildConfig) -> None:
@@ -92,26 +131,29 @@ def _check_config(config: BuildConfig) -> None:
         )
     if config.repository is not None and config.repository.absolute() == config.output.absolute():
         raise ConfigError(f"--repository and --output are both {config.output}; give each its own directory.")
+    if config.executor is not Executor.TENSORRT and (config.dry_run or config.tensorrt != TensorRTConfig()):
+        raise ConfigError(
+            "--gpu, --dry-run and what else belongs to TensorRT's plans need --executor tensorrt beside them."
+        )
 
 
 def _engine_weights(
     config: BuildConfig, target: TargetCheckpoint, head: HeadCheckpoint | None, progress: Progress
-) -> tuple[dict[str, Tensor], object]:
+) -> tuple[dict[str, Tensor], HeadSpec | None]:
     dtype = DTYPES[config.dtype]
     names = len(target.weights) + (len(head.weights) if head else 0)
     progress.stage(f"converting weights to {config.dtype.value}", names)
     weights: dict[str, Tensor] = {}
-    for prefix, checkpoint in (("target", target), ("head", head)):
-        for name in checkpoint.weights if checkpoint is not None else ():
-            tensor = checkpoint.weights[name]
+    sources = {"target": target.weights, **({"head": head.weights} if head is not None else {})}
+    for prefix, tensors in sources.items():
+        for name, tensor in tensors.items():
             weights[f"{prefix}.{name}"] = (tensor.to(dtype) if tensor.is_floating_point() else tensor).contiguous()
             progress.advance()
     if head is None:
         return weights, None
     spec = head.spec
     if not spec.owns_lm_head:
-        wanted = DEFAULT_DRAFT_VOCABULARY if config.draft_vocabulary is None else config.draft_vocabulary
-        size = min(wanted, spec.vocab_size)
+        size = _draft_size(config, head.spec.vocab_size)
         if size < 1:
             raise ConfigError(f"--draft-vocabulary is {config.draft_vocabulary}; it must be at least 1.")
         if size < spec.vocab_size:
@@ -135,7 +177,7 @@ def _manifest(
     sources = {"target": target.source.name, **({"head": config.head.name} if config.head is not None else {})}
     return Manifest(
         name=name,
-        executor=Executor.TORCH,
+        executor=config.executor,
         versions=installed_versions(),
         dtype=config.dtype,
         target=target.spec,

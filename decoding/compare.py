@@ -90,17 +90,19 @@ def generate(scheduler: Scheduler, prompt: Prompt, sampling: SamplingParams) -> 
     clock = scheduler.executor.clock
     scheduler.add(Request(request_id=0, prompt_ids=prompt.input_ids, sampling=sampling))
     start = time.perf_counter()
+    decode_start: float | None = None
     token_ids: list[int] = []
-    is_first = True
     while True:
         (output,) = scheduler.step()
         token_ids += output.token_ids
-        if is_first and output.stats.num_emitted_tokens:
-            is_first, decode_start = False, time.perf_counter()
+        if decode_start is None and output.stats.num_emitted_tokens:
+            decode_start = time.perf_counter()
             clock.reset()
         if output.finish_reason is not None:
             break
     end = time.perf_counter()
+    # A text whose first token is also its stop sequence has emitted nothing.
+    decode_start = decode_start if decode_start is not None else end
     return Run(
         token_ids=tuple(token_ids),
         stats=output.stats,

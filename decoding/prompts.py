@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from transformers import AutoTokenizer
 
@@ -32,7 +33,7 @@ def read_prompts(path: Path, engine: Engine) -> list[Prompt]:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        record = {"prompt": line}
+        record: dict[str, Any] = {"prompt": line}
         if path.suffix == ".jsonl":
             record = _record(line, path, number)
         ids = record.get("input_ids")
@@ -54,7 +55,7 @@ def encode(tokenizer, text: str, is_chat: bool) -> list[int]:
     ]
 
 
-def _record(line: str, path: Path, number: int) -> dict:
+def _record(line: str, path: Path, number: int) -> dict[str, Any]:
     try:
         record = json.loads(line)
     except ValueError as error:

@@ -45,11 +45,25 @@ class NamedTensors(Mapping[str, Tensor]):
         tensor = self._stored[part.stored].load()
         return tensor if part.pick is None else part.pick(tensor)
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's shape, known without reading it unless only a part of a stored one is taken."""
+        parts = self._parts[name]
+        if isinstance(parts, Tensor) or any(part.pick is not None for part in parts):
+            return tuple(self[name].shape)
+        return (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._parts)
 
     def __len__(self) -> int:
         return len(self._parts)
+
+
+def shapes_of(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """Shapes of named tensors, read only where the checkpoint does not tell them."""
+    if isinstance(weights, NamedTensors):
+        return {name: weights.shape(name) for name in weights}
+    return {name: tuple(tensor.shape) for name, tensor in weights.items()}
 
 
 class TensorPlan:

@@ -3,7 +3,7 @@
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from transformers import PretrainedConfig
+from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from furcate.builder.errors import ConfigError
@@ -36,9 +36,10 @@ def _scaled_frequencies(spec: DecoderSpec, rope: RopeSpec, num_positions: int) -
         raise ConfigError(
             f"rope scaling '{rope.kind.value}' is not known to transformers; allowed are default, {allowed}."
         )
-    config = PretrainedConfig(
+    config = LlamaConfig(
         hidden_size=spec.hidden_size,
         num_attention_heads=spec.num_query_heads,
+        num_key_value_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
         max_position_embeddings=spec.max_positions,
     )
