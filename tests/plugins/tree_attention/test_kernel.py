@@ -36,7 +36,7 @@ SHAPES = {
     "ragged": CaseShape(nodes=7, cache_lengths=(9, 0, 30), num_nodes=(3, 0, 7)),
     "ragged second level": CaseShape(nodes=7, cache_lengths=(9, 2), num_nodes=(7, 0), node_offset=3),
     "window": CaseShape(sliding_window=6, nodes=12, kind=TreeKind.CHAIN, cache_lengths=(75, 2)),
-    "window across words": CaseShape(sliding_window=5, nodes=30, node_offset=37, kind=TreeKind.CHAIN),
+    "window across words": CaseShape(sliding_window=5, nodes=12, node_offset=25, kind=TreeKind.CHAIN),
     "window prompt chunk": CaseShape(sliding_window=9, is_chain=True, nodes=30, cache_lengths=(0, 51)),
     "softcap": CaseShape(softcap=3.0),
     "scale": CaseShape(scale=0.2),
@@ -129,12 +129,13 @@ def test_pool_by_address(interpreter):
 
 
 def test_unpacked_groups_give_the_same(interpreter):
-    check(interpreter, SHAPES["random tree"], launch_module.Launch(tactic=SMALL, num_splits=2, is_packed=False))
+    shape = CaseShape(nodes=5, cache_lengths=(40,))
+    check(interpreter, shape, launch_module.Launch(tactic=SMALL, num_splits=2, is_packed=False))
 
 
 def test_chain_tree_equals_prompt_chunk(interpreter):
     """The mask of a chain and the causal rule without a mask are the same attention, bit for bit."""
-    chain = make_case(CaseShape(kind=TreeKind.CHAIN, nodes=20, cache_lengths=(37, 4)))
+    chain = make_case(CaseShape(kind=TreeKind.CHAIN, nodes=11, cache_lengths=(37, 4)))
     chunk = replace(chain, batch=replace(chain.batch, tree_mask=None, is_chain=True))
     launch = launch_module.Launch(tactic=SMALL)
     outs = [interpreter("attention", case=case, launch=launch, pool=case.pool)[0] for case in (chain, chunk)]
