@@ -3,7 +3,7 @@
 import json
 from collections.abc import AsyncIterator
 
-import httpx
+import httpx2
 import numpy as np
 
 from furcate.client.messages import broke_off, error_from_message, unreachable
@@ -17,9 +17,9 @@ class HttpTransport:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=8)
-        timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
-        self._client = httpx.AsyncClient(base_url=url, limits=limits, timeout=timeout, trust_env=False)
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=8)
+        timeout = httpx2.Timeout(None, connect=CONNECT_TIMEOUT_S)
+        self._client = httpx2.AsyncClient(base_url=url, limits=limits, timeout=timeout, trust_env=False)
 
     async def infer(self, call: Call) -> AsyncIterator[dict[str, np.ndarray]]:
         """The responses' tensors; the caller knows which is the last."""
@@ -34,9 +34,9 @@ class HttpTransport:
                             yield _tensors(line.removeprefix("data:"))
                 else:
                     yield _tensors((await answer.aread()).decode())
-        except httpx.ConnectError as error:
+        except httpx2.ConnectError as error:
             raise unreachable(self._url, str(error)) from None
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             raise broke_off(self._url, type(error).__name__) from None
 
     async def close(self) -> None:

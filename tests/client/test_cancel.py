@@ -126,6 +126,24 @@ def test_a_stream_to_the_engine_model_is_cancelled_by_its_channel(tiny_server: T
     assert_idle_soon(tiny_server)
 
 
+def test_a_client_that_vanishes_disturbs_nobody(tiny_server: TritonServer) -> None:
+    """A killed client cannot cancel; its request runs to its end and then gives its pages back."""
+    command = [sys.executable, "-m", "furcate.client.cli", "generate", "Hello", "--url", tiny_server.grpc_url]
+    with Client(tiny_server.grpc_url, deadline_s=60) as client:
+        alone = client.generate("Hello 🌳", max_tokens=60, end_id=-1)
+        gone = subprocess.Popen([*command, "--max-tokens", "150"], stdout=subprocess.PIPE)
+        assert gone.stdout is not None
+        gone.stdout.read(1)
+        gone.kill()
+        gone.communicate()
+        assert client.generate("Hello 🌳", max_tokens=60, end_id=-1).token_ids == alone.token_ids
+    for _ in range(300):
+        if gauge(tiny_server, "furcate_live_requests") == 0:
+            break
+        time.sleep(0.1)
+    assert_idle_soon(tiny_server)
+
+
 ASYNC_CALLER = """
 import asyncio, sys
 from furcate.client import AsyncClient

@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from furcate.builder.errors import ServerError
 from furcate.client import Client
+from furcate.client.canary import canary
 from furcate.client.server import SHARED_MEMORY, ServerConfig, TritonServer
 from furcate.model_repository.generate import write_repository
 
@@ -65,6 +67,13 @@ def test_a_server_with_a_dead_stub_gives_errors_not_silence(scheme: str, doomed_
     url = doomed_server.grpc_url if scheme == "grpc" else doomed_server.http_url
     with Client(url, deadline_s=DEADLINE_S) as client, pytest.raises(ServerError, match="not healthy"):
         client.generate("Hello", max_tokens=4)
+
+
+def test_canary_tells_a_dead_model_from_a_ready_server(doomed_server: TritonServer) -> None:
+    with urllib.request.urlopen(f"{doomed_server.http_url}/v2/health/ready") as ready:
+        assert ready.status == 200
+    with pytest.raises(ServerError, match="not healthy"):
+        canary(doomed_server.grpc_url, deadline_s=DEADLINE_S)
 
 
 def test_server_killed_while_it_owes_an_answer_is_an_error_before_the_deadline(

@@ -1,0 +1,70 @@
+"""The README of this folder, made from the I/O tables: python -m furcate.model_repository.document > README.md"""
+
+from collections.abc import Iterable
+
+from furcate.model_repository.io_table import Field, ModelTable
+from furcate.model_repository.tables import ENSEMBLE, POSTPROCESSING, PREPROCESSING, TENSORRT_LLM
+
+INTRODUCTION = """\
+# The model repository
+
+`build_engine --repository DIR` writes four Triton models, and `furcate serve DIR` serves them. Their names, inputs
+and outputs are those of the ensemble that TensorRT-LLM had, so its clients and load tools need no change. What
+furcate adds is marked "added".
+
+## A request's life
+1. `ensemble` takes text. Clients call it over gRPC (`ModelStreamInfer`) or HTTP (`generate`, `generate_stream`).
+2. `preprocessing` makes tokens: the chat template when `apply_chat_template` is true, stop words, the target's own
+   `end_id` when none is given.
+3. `tensorrt_llm` takes the request in. Triton's iterative sequence batching hands all live requests to `execute()`
+   again and again; each call is one step for the whole batch: prompt chunks and decode steps mixed. A request that is
+   not right, or that fails, ends alone.
+4. Without `stream` there is exactly one response; with it, one for each step that gave tokens. The last one has a
+   `finish_reason`.
+5. `postprocessing` makes text. Tokens are read one at a time, so the pieces of a stream make exactly the text of a
+   single response.
+
+## Good to know
+- **Sampling**: nothing given is greedy, as is `temperature` 0, `top_k` 1, or `top_p` 0 without a `top_k`. `top_k` 0
+  is no limit.
+- **Stop words** end the text before themselves, wherever they fall in the tokens.
+- **Cancelling**: Triton does not pass a cancel through an ensemble. A request to `tensorrt_llm` with the parameter
+  `cancel_id` (any input values) ends the request whose id that is; so does the old contract's `stop` input with the
+  same request id. furcate's client does it for you.
+- **Logits** are processed per node of the tree, each with its own path as context, in this order: embedding bias;
+  repetition penalty (tokens of prompt and answer), frequency and presence penalty (tokens of the answer); bad words
+  and `min_tokens`; guide; temperature; `top_k`; `top_p`; `min_p`. A text is the same with and without speculation.
+- **Guides** need an `end_id`, and allow it only where the text may end. Between JSON's tokens up to 40 characters of
+  white space are allowed, unless the schema has an `x-guidance` key (llguidance's) of its own.
+- **Log probabilities** are of the model's own logits, before any processing and temperature (as TensorRT-LLM's).
+- **Refused**: what an input's row says. Nothing is ignored in silence.
+- **Numbers**: a request carries one prompt; every tensor has a batch dimension of 1 in front of the shape below.
+- **Metrics**: Triton's, and `furcate_pages_allocated`, `furcate_pages_committed`, `furcate_pages_total`,
+  `furcate_live_requests`.
+"""
+
+
+def document() -> str:
+    """The README's text."""
+    return "\n".join(
+        [INTRODUCTION, *(_model(table) for table in (ENSEMBLE, PREPROCESSING, TENSORRT_LLM, POSTPROCESSING))]
+    )
+
+
+def _model(table: ModelTable) -> str:
+    return f"## `{table.name}`\n\nInputs:\n\n{_rows(table.inputs)}\nOutputs:\n\n{_rows(table.outputs)}"
+
+
+def _rows(fields: Iterable[Field]) -> str:
+    lines = ["| name | type | meaning |", "|---|---|---|"]
+    for field in fields:
+        shape = ",".join(map(str, field.shape))
+        notes = [*(["required"] if not field.is_optional else []), *(["added"] if field.is_addition else [])]
+        meaning = field.meaning if field.refusal is None else f"{field.meaning} Else refused: {field.refusal}"
+        note = f" ({', '.join(notes)})" if notes else ""
+        lines.append(f"| `{field.name}` | {field.dtype}[{shape}] | {meaning}{note} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(document(), end="")
