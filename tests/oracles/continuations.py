@@ -78,17 +78,15 @@ class Continuations:
                     next_ids=torch.tensor([prompt[1:]]),
                     counts=torch.tensor([self.length]),
                     cache_lengths=torch.zeros(1, dtype=torch.int32),
-                    # A draft model keeps the root's K/V too, one slot behind the prompt's.
-                    page_table=torch.cat([table, table.new_full((1, 1), self.num_shared)], 1),
+                    page_table=table,
+                    is_prompt=True,
                 )
             )
-        self.root_page = self.num_shared
 
     @torch.inference_mode()
     def sample(self, sampling: Sampling, num_rows: int, first_seed: int) -> Tensor:
         """[num_rows, 3] tokens; row r has the seed first_seed + r."""
-        own = torch.arange(num_rows * self.num_own, dtype=torch.int32).view(num_rows, -1) + self.num_shared + 1
-        self._copy_root(own[:, 0])
+        own = torch.arange(num_rows * self.num_own, dtype=torch.int32).view(num_rows, -1) + self.num_shared
         table = torch.cat([torch.arange(self.num_shared, dtype=torch.int32).expand(num_rows, -1), own], 1)
         rows = DraftRows(
             states=self.states.expand(num_rows, -1),
@@ -111,11 +109,6 @@ class Continuations:
             )
         order = (texts < 0).byte().argsort(dim=1, stable=True)
         return texts.gather(1, order)[:, :NUM_TOKENS]
-
-    def _copy_root(self, pages: Tensor) -> None:
-        pool = self.executor.head_pool
-        if pool is not None:
-            pool[:, pages.long()] = pool[:, self.root_page].clone()[:, None]
 
     @torch.inference_mode()
     def law(self, sampling: Sampling) -> dict[tuple[int, ...], float]:
