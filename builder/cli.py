@@ -7,9 +7,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from furcate.builder.build import BuildResult, build_engine
+from furcate.builder.build import BuildResult, build_engine, plan_dry_run
 from furcate.builder.build import Progress as BuildProgress
 from furcate.builder.config import BuildConfig
+from furcate.builder.dry_run import dry_run_report
 from furcate.builder.errors import FurcateError
 from furcate.builder.staging import check_output
 
@@ -22,6 +23,7 @@ examples:
   build_engine --target SmolLM2-135M-Instruct --head examples/heads/eagle3 --output engines/smol --repository repository
   build_engine --target model.gguf --head heads/medusa --tree mc_sim_7b_63 --output engines/smol-medusa
   build_engine --target Llama-3.1-8B --head EAGLE3-Llama --tree dynamic:60/7/10 --output engines/llama
+  build_engine --target Llama-3.1-8B --head EAGLE3-Llama --output engines/llama --executor tensorrt --gpu h200 --dry-run
 
 afterwards:
   furcate inspect engines/smol
@@ -32,11 +34,17 @@ afterwards:
 def main() -> None:
     """Entry point of `build_engine`. Exits with 0, with 2 on a user's error (one line on stderr), with 130 on Ctrl-C."""
     config = tyro.cli(
-        BuildConfig, prog="build_engine", description=DESCRIPTION, config=(tyro.conf.EnumChoicesFromValues,)
+        BuildConfig,
+        prog="build_engine",
+        description=DESCRIPTION,
+        config=(tyro.conf.EnumChoicesFromValues, tyro.conf.OmitArgPrefixes),
     )
     console = Console(stderr=True)
     try:
-        _build(config, console)
+        if config.dry_run:
+            Console().print(dry_run_report(plan_dry_run(config)))
+        else:
+            _build(config, console)
     except FurcateError as error:
         console.print(f"build_engine: {error}", style="red", highlight=False, soft_wrap=True, markup=False)
         sys.exit(2)

@@ -29,14 +29,26 @@ GPUS = {
         _gpu("a100-40gb", 80, 40, "NVIDIA A100 data sheet (nvidia.com/en-us/data-center/a100)"),
         _gpu("a100-80gb", 80, 80, "NVIDIA A100 data sheet (nvidia.com/en-us/data-center/a100)"),
         _gpu("l40s", 89, 48, "NVIDIA L40S data sheet (nvidia.com/en-us/data-center/l40s)"),
-        _gpu("rtx-4090", 89, 24, "GeForce RTX 4090 specifications (nvidia.com/geforce/graphics-cards/40-series/rtx-4090)"),
+        _gpu(
+            "rtx-4090", 89, 24, "GeForce RTX 4090 specifications (nvidia.com/geforce/graphics-cards/40-series/rtx-4090)"
+        ),
         _gpu("h100", 90, 80, "NVIDIA H100 SXM data sheet (nvidia.com/en-us/data-center/h100)"),
         _gpu("h100-nvl", 90, 94, "NVIDIA H100 NVL data sheet (nvidia.com/en-us/data-center/h100)"),
         _gpu("h200", 90, 141, "NVIDIA H200 data sheet (nvidia.com/en-us/data-center/h200)"),
         _gpu("b200", 100, 180, "NVIDIA HGX B200 data sheet, 1.4 TB for 8 GPUs (nvidia.com/en-us/data-center/hgx)"),
         _gpu("b300", 103, 262, "NVIDIA HGX B300 data sheet, 2.1 TB for 8 GPUs (nvidia.com/en-us/data-center/hgx)"),
-        _gpu("rtx-5090", 120, 32, "GeForce RTX 5090 specifications (nvidia.com/geforce/graphics-cards/50-series/rtx-5090)"),
-        _gpu("rtx-pro-6000", 120, 96, "RTX PRO 6000 Blackwell data sheet (nvidia.com/products/workstations/professional-desktop-gpus)"),
+        _gpu(
+            "rtx-5090",
+            120,
+            32,
+            "GeForce RTX 5090 specifications (nvidia.com/geforce/graphics-cards/50-series/rtx-5090)",
+        ),
+        _gpu(
+            "rtx-pro-6000",
+            120,
+            96,
+            "RTX PRO 6000 Blackwell data sheet (nvidia.com/products/workstations)",
+        ),
     )
 }
 

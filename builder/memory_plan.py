@@ -39,12 +39,16 @@ class MemoryPlan:
         return max(0, (self.left_bytes + self.pool_bytes) // self.bytes_per_sequence)
 
 
-def memory_plan(manifest: Manifest, gpu: Gpu, shapes: dict[str, tuple[int, ...]], num_splits: int, tp_size: int) -> MemoryPlan:
+def memory_plan(
+    manifest: Manifest, gpu: Gpu, shapes: dict[str, tuple[int, ...]], num_splits: int, tp_size: int
+) -> MemoryPlan:
     """The plan of an engine whose named weights have `shapes`; with tensor parallelism, of one rank."""
     size = ELEMENT_BYTES[manifest.dtype.value]
     target = manifest.target
     # Embedding, lm_head, norms and heads are whole on every rank; the layers' matrices are divided.
-    divided = sum(prod(shape) for name, shape in shapes.items() if name.startswith("target.layers.") and len(shape) == 2)
+    divided = sum(
+        prod(shape) for name, shape in shapes.items() if name.startswith("target.layers.") and len(shape) == 2
+    )
     whole = sum(prod(shape) for shape in shapes.values()) - divided
     per_token = manifest.kv_bytes_per_token() // tp_size
     return MemoryPlan(

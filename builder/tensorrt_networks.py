@@ -60,7 +60,9 @@ class EmittedNetwork:
     graph: Graph
 
 
-def emit_target(builder: Any, context: EmissionContext, spec: DecoderSpec, weights: Weights, taps: tuple[int, ...]) -> EmittedNetwork:
+def emit_target(
+    builder: Any, context: EmissionContext, spec: DecoderSpec, weights: Weights, taps: tuple[int, ...]
+) -> EmittedNetwork:
     """The target: logits of the rows asked for, and the features of `taps` where a head wants them."""
     graph = _graph(builder, context)
     inputs = _pass_inputs(graph, context)
@@ -95,8 +97,7 @@ def _emit_eagle(builder: Any, context: EmissionContext, head: HeadSpec, weights:
     hidden = graph.input("hidden", context.dtype, (-1, -1, head.hidden_size))
     inputs = _pass_inputs(graph, context, has_node_offset=isinstance(context.attention, NativeSettings))
     borrowed = [] if head.owns_embedding else [EMBEDDING]
-    borrowed += [LM_HEAD] if LM_HEAD not in weights else []
-    named = NamedWeights(graph, weights, _shared_inputs(graph, context, tuple(borrowed)))
+    named = _head_weights(graph, context, weights, borrowed + ([] if LM_HEAD in weights else [LM_HEAD]))
     ops = TensorRTOps(graph, named, _settings(graph, context, 1, head.decoder.has_unit_offset_norm, num_ranks=1))
     embedding = ops.embedding("embed_tokens", inputs.token_ids)
     hidden = eagle_layer(ops, head, hidden, embedding, inputs)
@@ -120,8 +121,8 @@ def _emit_medusa(builder: Any, context: EmissionContext, head: HeadSpec, weights
     graph = _graph(builder, context)
     hidden = graph.input("hidden", context.dtype, (-1, -1, head.hidden_size))
     needs_table = not head.owns_lm_head and LM_HEAD not in weights
-    shared = _shared_inputs(graph, context, (LM_HEAD,) if needs_table else ())
-    ops = TensorRTOps(graph, NamedWeights(graph, weights, shared), EmissionSettings(attention=None))
+    named = _head_weights(graph, context, weights, [LM_HEAD] if needs_table else [])
+    ops = TensorRTOps(graph, named, EmissionSettings(attention=None))
     for i, logits in enumerate(medusa_logits(ops, head, hidden)):
         graph.mark_output(graph.cast(logits, torch.float32), f"logits.{i}")
     return EmittedNetwork("head", graph.network, graph)
@@ -157,6 +158,13 @@ def _pass_inputs(graph: Graph, context: EmissionContext, has_node_offset: bool =
         num_nodes=graph.input("num_nodes", torch.int32, (-1,)) if is_paged else None,
         node_offset=graph.input("node_offset", torch.int32, (1,)) if has_node_offset else 0,  # type: ignore[arg-type]
     )
+
+
+def _head_weights(graph: Graph, context: EmissionContext, weights: Weights, borrowed: list[str]) -> NamedWeights:
+    """The head's weights with the target's tables it borrows; a tied target's projection is its embedding."""
+    aliases = {} if LM_HEAD in context.shared_tables or LM_HEAD not in borrowed else {LM_HEAD: EMBEDDING}
+    names = sorted({aliases.get(name, name) for name in borrowed})
+    return NamedWeights(graph, weights, _shared_inputs(graph, context, tuple(names)), aliases)
 
 
 def _shared_inputs(graph: Graph, context: EmissionContext, names: tuple[str, ...]) -> dict[str, Any]:

@@ -52,7 +52,11 @@ class Shape:
     def of(self, name: str, declared: tuple[int, ...]) -> tuple[int, ...]:
         """An input's shape in this pass; axes that are not dynamic stay as declared."""
         words = -(-self.nodes // 32)
-        known = {"logit_rows": (self.batch, self.rows), "page_table": (self.batch, self.pages), "tree_mask": (self.batch, self.nodes, words)}
+        known = {
+            "logit_rows": (self.batch, self.rows),
+            "page_table": (self.batch, self.pages),
+            "tree_mask": (self.batch, self.nodes, words),
+        }
         sizes = known.get(name, (self.batch, self.nodes, *declared[2:]))[: len(declared)]
         return tuple(have if want == -1 else want for want, have in zip(declared, sizes, strict=True))
 
@@ -119,4 +123,6 @@ def _bucket(sizes: tuple[int, ...], wanted: int, what: str) -> int:
     for size in sizes:
         if wanted <= size:
             return size
-    raise ConfigError(f"{wanted} {what} are more than the engine's largest bucket, {sizes[-1]}; build with larger ones.")
+    raise ConfigError(
+        f"{wanted} {what} are more than the engine's largest bucket, {sizes[-1]}; build with larger ones."
+    )

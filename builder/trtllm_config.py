@@ -1,20 +1,22 @@
 """config.json of the engine directory, in TensorRT-LLM's {version, pretrained_config, build_config} layout.
 
-What its own readers ask for (github.com/NVIDIA/TensorRT-LLM; mandatory means: no default, the reader fails without it):
+What its own readers ask for, in github.com/NVIDIA/TensorRT-LLM (! means mandatory: the reader fails without it):
 
-| part | fields | reader |
-|---|---|---|
-| top | version, pretrained_config, build_config (mandatory) | tensorrt_llm/builder.py, EngineConfig.from_json_str |
-| pretrained_config | architecture, dtype, hidden_size, num_hidden_layers, num_attention_heads (mandatory); vocab_size, hidden_act, \
-logits_dtype, norm_epsilon, position_embedding_type, max_position_embeddings, num_key_value_heads, intermediate_size, mapping, \
-quantization, head_size, qk_layernorm | tensorrt_llm/models/modeling_utils.py, PretrainedConfig |
-| the same | attn_bias, mlp_bias, rotary_base, rotary_scaling, tie_word_embeddings, moe | tensorrt_llm/models/llama/config.py |
-| Medusa | num_medusa_heads, num_medusa_layers, max_draft_len, model_type | tensorrt_llm/models/medusa/config.py |
-| EAGLE | eagle_net_config (mandatory), num_eagle_layers, max_draft_len, max_non_leaves_per_layer | \
-tensorrt_llm/models/eagle/config.py |
-| build_config | max_input_len, max_seq_len, max_batch_size, max_beam_width, max_num_tokens, opt_num_tokens, kv_cache_type \
-(mandatory); max_draft_len, speculative_decoding_mode (an int flag), plugin_config, use_refit, use_strip_plan | \
-tensorrt_llm/builder.py, BuildConfig.from_dict |
+tensorrt_llm/builder.py, EngineConfig.from_json_str
+    version!, pretrained_config!, build_config!
+tensorrt_llm/models/modeling_utils.py, PretrainedConfig
+    architecture!, dtype!, hidden_size!, num_hidden_layers!, num_attention_heads!, vocab_size, hidden_act, logits_dtype,
+    norm_epsilon, position_embedding_type, max_position_embeddings, num_key_value_heads, intermediate_size, mapping,
+    quantization, head_size, qk_layernorm
+tensorrt_llm/models/llama/config.py, LLaMAConfig
+    attn_bias, mlp_bias, rotary_base, rotary_scaling, moe, tie_word_embeddings
+tensorrt_llm/models/medusa/config.py, MedusaConfig
+    num_medusa_heads, num_medusa_layers, max_draft_len, model_type
+tensorrt_llm/models/eagle/config.py, EagleConfig
+    eagle_net_config!, num_eagle_layers, max_draft_len, max_non_leaves_per_layer
+tensorrt_llm/builder.py, BuildConfig.from_dict
+    max_input_len!, max_seq_len!, max_batch_size!, max_beam_width!, max_num_tokens!, opt_num_tokens!, kv_cache_type!,
+    strongly_typed, max_draft_len, speculative_decoding_mode (an int flag), use_refit, use_strip_plan, plugin_config
 """
 
 from typing import Any
@@ -29,7 +31,14 @@ ARCHITECTURES = {
     HeadKind.EAGLE: "EagleForCausalLM",
     HeadKind.EAGLE3: "EagleForCausalLM",
 }
-SPECULATIVE_MODES = {None: 1, HeadKind.MEDUSA: 4, HeadKind.EAGLE: 32, HeadKind.EAGLE3: 32, HeadKind.HYDRA: 1, HeadKind.MODEL: 2}
+SPECULATIVE_MODES = {
+    None: 1,
+    HeadKind.MEDUSA: 4,
+    HeadKind.EAGLE: 32,
+    HeadKind.EAGLE3: 32,
+    HeadKind.HYDRA: 1,
+    HeadKind.MODEL: 2,
+}
 """SpeculativeDecodingMode in modeling_utils.py is an IntFlag: NONE, DRAFT_TOKENS_EXTERNAL, MEDUSA, LOOKAHEAD, EXPLICIT, EAGLE.
 
 Hydra has no mode of its own there: the engine is recognised as its target.

@@ -87,7 +87,9 @@ def chain(token_ids: Tensor) -> Nodes:
 def random_tree(batch: int, num_nodes: int, vocabulary: int, seed: int) -> Nodes:
     """Every node below some earlier one, each row another tree."""
     generator = torch.Generator().manual_seed(seed)
-    rows = [[0, *(int(torch.randint(0, i, (1,), generator=generator)) for i in range(1, num_nodes))] for _ in range(batch)]
+    rows = [
+        [0, *(int(torch.randint(0, i, (1,), generator=generator)) for i in range(1, num_nodes))] for _ in range(batch)
+    ]
     ids = torch.randint(2, vocabulary, (batch, num_nodes), generator=generator)
     return Nodes(ids, torch.tensor(rows))
 
@@ -95,7 +97,9 @@ def random_tree(batch: int, num_nodes: int, vocabulary: int, seed: int) -> Nodes
 class TargetTwice:
     """A target in both forms. `weights` are float32 named tensors."""
 
-    def __init__(self, spec: DecoderSpec, weights: dict[str, Tensor], taps: tuple[int, ...] = (), batch: int = 2) -> None:
+    def __init__(
+        self, spec: DecoderSpec, weights: dict[str, Tensor], taps: tuple[int, ...] = (), batch: int = 2
+    ) -> None:
         self.spec, self.taps = spec, taps
         num_pages = batch * NUM_SLOTS // PAGE_SIZE
         pool = torch.zeros(spec.num_layers, num_pages, 2, PAGE_SIZE, spec.num_kv_heads, spec.head_dim)
@@ -107,7 +111,9 @@ class TargetTwice:
         self.interpreter = NetworkInterpreter(context.tensorrt.module, self.emitted.network)
         self.caches = caches_of(self.interpreter, batch)
 
-    def run(self, nodes: Nodes, cache_lengths: Tensor, logit_rows: Tensor | None = None) -> tuple[Any, dict[str, Tensor]]:
+    def run(
+        self, nodes: Nodes, cache_lengths: Tensor, logit_rows: Tensor | None = None
+    ) -> tuple[Any, dict[str, Tensor]]:
         """(the torch executor's outputs, the emitted network's)."""
         inputs = nodes.inputs(cache_lengths)
         batch, num_nodes = nodes.token_ids.shape

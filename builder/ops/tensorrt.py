@@ -81,8 +81,7 @@ class TensorRTOps:
         return graph.binary("PROD", graph.binary("DIV", x, root), weight)
 
     def gated_activation(self, gate_up: Array, activation: str) -> Array:
-        width = gate_up.shape[len(gate_up.shape) - 1] // 2
-        gate, up = self.graph.last(gate_up, 0, width), self.graph.last(gate_up, width, width)
+        gate, up = self.split(gate_up, 2)
         gate = self.silu(gate) if activation == Activation.SILU else self.graph.activation("GELU_TANH", gate)
         return self.graph.binary("PROD", gate, up)
 
@@ -100,6 +99,10 @@ class TensorRTOps:
 
     def concat(self, parts: list[Array]) -> Array:
         return self.graph.concat(parts, len(parts[0].shape) - 1)
+
+    def split(self, x: Array, num_parts: int) -> list[Array]:
+        width = x.shape[len(x.shape) - 1] // num_parts
+        return [self.graph.last(x, part * width, width) for part in range(num_parts)]
 
     def take_rows(self, x: Array, rows: Array) -> Array:
         return self.graph.gather(x, rows, 1, num_elementwise=1)

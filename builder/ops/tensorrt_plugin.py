@@ -43,9 +43,7 @@ def registered_plugins(arch: int) -> Any:
     try:
         from furcate.plugins.tensorrt_plugin import NAMESPACE, register_plugins
     except ImportError as error:
-        raise BuildError(
-            f"the plugins cannot be compiled here ({error}); pip install 'furcate[gpu]'."
-        ) from error
+        raise BuildError(f"the plugins cannot be compiled here ({error}); pip install 'furcate[gpu]'.") from error
     register_plugins(arch)
     return getattr(importlib.import_module("tensorrt.plugin").op, NAMESPACE)
 

@@ -182,10 +182,12 @@ class RecordingNetwork:
         assert not shape_inputs
         types = plugin.get_output_data_types([t.dtype for t in tensors], [len(t.shape) for t in tensors])
         b, n = tensors[0].shape[:2] if plugin.plugin_name.endswith("split") else tensors[2].shape[:2]
-        attributes = {name: value for name, value in plugin.attrs.items()}
+        attributes = dict(plugin.attrs)
         width = attributes["num_query_heads"] * attributes["head_dim"]
         shapes = [(-1, -1, -1, -1)] * 2 if plugin.plugin_name.endswith("split") else [(b, n, width)]
-        layer = RecordedLayer(self, "PluginV3", tensors, [self.tensor(t, s) for t, s in zip(types, shapes, strict=True)])
+        layer = RecordedLayer(
+            self, "PluginV3", tensors, [self.tensor(t, s) for t, s in zip(types, shapes, strict=True)]
+        )
         layer.record.update({
             "plugin": f"{plugin.plugin_namespace}::{plugin.plugin_name}",
             "attributes": attributes,

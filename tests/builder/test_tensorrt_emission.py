@@ -108,7 +108,9 @@ def test_logits_of_the_example_model_equal_the_torch_executor(example_model):
     both = TargetTwice(target.spec, dict(target.weights), (2, target.spec.num_layers // 2, target.spec.num_layers - 3))
     ids = torch.randint(2, 4000, (2, 60), generator=torch.Generator().manual_seed(1))
     lengths = [torch.tensor([0, 0]), torch.tensor([50, 41]), torch.tensor([60, 50])]
-    for nodes, cache_lengths in zip((chain(ids[:, :50]), chain(ids[:, 50:]), random_tree(2, 40, 4000, 2)), lengths, strict=True):
+    for nodes, cache_lengths in zip(
+        (chain(ids[:, :50]), chain(ids[:, 50:]), random_tree(2, 40, 4000, 2)), lengths, strict=True
+    ):
         expected, evaluated = both.run(nodes, cache_lengths)
         torch.testing.assert_close(evaluated["logits"], expected.logits, atol=1e-3, rtol=0)
         # The residual stream has entries of several thousands: relative, 1e-5 of the largest.

@@ -33,11 +33,11 @@ class HeadTwice:
         decoder = head.spec.decoder
         pool, rope = None, None
         if decoder is not None:
-            rope = rope_tables(target.spec)
+            rope = rope_tables(decoder)
             pool = torch.zeros(1, BATCH * NUM_SLOTS // PAGE_SIZE, 2, PAGE_SIZE, decoder.num_kv_heads, decoder.head_dim)
         self.ops = TorchOps({**borrowed, **weights}, rope, pool)
         shapes = {name: tuple(table.shape) for name, table in self.tables.items()}
-        context = emission_context(target.spec, shared_tables=shapes)
+        context = emission_context(decoder or target.spec, shared_tables=shapes)
         networks = emit_head(new_builder(context.tensorrt), context, head.spec, weights)
         self.networks = networks
         self.emitted = {n.name: NetworkInterpreter(context.tensorrt.module, n.network) for n in networks}

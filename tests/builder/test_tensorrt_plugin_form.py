@@ -41,7 +41,18 @@ def layer_calls(recorded, layer: int) -> list[str]:
 
 
 def test_a_layer_is_emitted_call_by_call(recorded):
-    norm = ["Shuffle", "Cast", "Cast", "ElementWise", "Reduce", "ElementWise", "Unary", "ElementWise", "ElementWise", "Cast"]
+    norm = [
+        "Shuffle",
+        "Cast",
+        "Cast",
+        "ElementWise",
+        "Reduce",
+        "ElementWise",
+        "Unary",
+        "ElementWise",
+        "ElementWise",
+        "Cast",
+    ]
     linear = ["Shuffle", "MatrixMultiply"]
     # The network's scalar constants are emitted once, so the second layer shows a layer's own calls alone.
     assert layer_calls(recorded, 1) == [
@@ -90,7 +101,11 @@ def test_the_reduce_plugin_reads_what_the_split_plugin_made(recorded):
 
 
 def test_inputs_and_outputs_are_the_engines(recorded):
-    inputs = {record["name"]: (record["dtype"], record["shape"]) for record in recorded["records"] if record["kind"] == "input"}
+    inputs = {
+        record["name"]: (record["dtype"], record["shape"])
+        for record in recorded["records"]
+        if record["kind"] == "input"
+    }
     assert inputs == {
         "token_ids": ("INT32", [-1, -1]), "positions": ("INT32", [-1, -1]), "tree_mask": ("INT32", [-1, -1, -1]),
         "cache_lengths": ("INT32", [-1]), "page_table": ("INT32", [-1, -1]), "num_nodes": ("INT32", [-1]),

@@ -8,7 +8,7 @@ from furcate.builder.checkpoints.heads import read_head
 from furcate.builder.checkpoints.target import read_target
 from furcate.builder.errors import BuildError
 from furcate.builder.tensorrt_build import PlanSettings, build_plan
-from furcate.builder.tensorrt_networks import EMBEDDING, LM_HEAD, NativeSettings, emit_head, emit_target
+from furcate.builder.tensorrt_networks import EMBEDDING, LM_HEAD, emit_head, emit_target
 from furcate.builder.tensorrt_profiles import Buckets, profiles_of
 
 BUCKETS = Buckets(batch_sizes=(1,), tree_nodes=(1, 16), prompt_tokens=64, max_pages=NUM_SLOTS // 16)
