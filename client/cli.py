@@ -20,6 +20,7 @@ class Command:
 
 COMMANDS = {
     "serve": Command(module="cli_serve", run="run", summary="Serve a model repository with Triton."),
+    "canary": Command(module="cli_canary", run="run", summary="Ask a server for a few tokens: does it really serve?"),
     "generate": Command(
         module="cli_generate", run="run", summary="Generate text on a server, streamed to the terminal."
     ),
@@ -27,6 +28,11 @@ COMMANDS = {
         module="cli_engine",
         run="run_compare",
         summary="Plain against speculative decoding of an engine, in one process.",
+    ),
+    "explain": Command(
+        module="cli_engine",
+        run="run_explain",
+        summary="Each step's tree: what was drafted, accepted, and why the rest fell.",
     ),
     "inspect": Command(module="cli_engine", run="run_inspect", summary="What an engine is, for a person."),
     "example": Command(

@@ -1,4 +1,4 @@
-"""The commands that work without a server: inspect, compare, example, kernels."""
+"""The commands that work without a server: inspect, compare, explain, example, kernels."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,6 +55,13 @@ def run_compare(arguments: Sequence[str]) -> None:
     from furcate.decoding.compare import CompareConfig, compare
 
     compare(tyro.cli(CompareConfig, prog="furcate compare", args=arguments))
+
+
+def run_explain(arguments: Sequence[str]) -> None:
+    """Runs `furcate explain`."""
+    from furcate.decoding.explain import ExplainConfig, explain
+
+    explain(tyro.cli(ExplainConfig, prog="furcate explain", args=arguments))
 
 
 def run_example(arguments: Sequence[str]) -> None:
