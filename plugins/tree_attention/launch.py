@@ -87,13 +87,15 @@ def launch_tree_attention(
         stats = torch.empty(*shape, 2, dtype=torch.float32, device=qkv.device)
     query_norm, key_norm = (rope.cos, rope.cos) if inputs.norms is None else (inputs.norms.query, inputs.norms.key)
     tree_mask = batch.cache_lengths if batch.tree_mask is None else batch.tree_mask
+    page_table, row_pages = _page_rows(batch.page_table)
     grid = (triton.cdiv(num_nodes * pack, tactic.block_m), splits, num_groups)
     split: Any = tree_attention_split  # a kernel's call takes launch options beside its own arguments
     split[grid](
-        qkv, batch.positions, tree_mask, batch.cache_lengths if batch.num_nodes is None else batch.num_nodes,
-        batch.cache_lengths, batch.page_table, rope.cos, rope.sin, query_norm, key_norm,
+        qkv.contiguous(), batch.positions.contiguous(), tree_mask.contiguous(),
+        batch.cache_lengths if batch.num_nodes is None else batch.num_nodes,
+        batch.cache_lengths, page_table, rope.cos, rope.sin, query_norm, key_norm,
         rope.cos if inputs.kv_scales is None else inputs.kv_scales, inputs.pool,
-        inputs.layer, num_nodes, tree_mask.shape[-1], batch.page_table.shape[1], splits, batch.node_offset,
+        inputs.layer, num_nodes, tree_mask.shape[-1], row_pages, splits, batch.node_offset,
         partial_out, stats,
         **kernel_constants(spec, tactic, inputs.page_size),
         KV_DTYPE=TRITON_DTYPES[inputs.kv_dtype],
@@ -110,3 +112,11 @@ def launch_tree_attention(
             DP=triton.next_power_of_2(spec.head_dim), PACK=pack, BLOCK_S=triton.next_power_of_2(splits), num_warps=2,
         )  # fmt: skip
     return out
+
+
+def _page_rows(page_table: Tensor) -> tuple[Tensor, int]:
+    """The table and the step between its rows: the first columns of a wider table are used in place, not copied."""
+    num_rows, width = page_table.shape
+    if page_table.stride(1) == 1 and (num_rows == 1 or page_table.stride(0) >= width):
+        return page_table, max(width, page_table.stride(0))
+    return page_table.contiguous(), width

@@ -128,6 +128,18 @@ def test_pool_by_address(interpreter):
     check(interpreter, SHAPES["random tree"], launch_module.Launch(tactic=SMALL), is_address=True)
 
 
+def test_first_columns_of_a_wider_page_table(interpreter):
+    case = make_case(CaseShape(nodes=5, cache_lengths=(40, 3)))
+    wider = torch.cat([case.batch.page_table, torch.full((2, 3), -1, dtype=torch.int32)], dim=1)
+    narrow = replace(case, batch=replace(case.batch, page_table=wider[:, : case.batch.page_table.shape[1]]))
+    outs = [
+        interpreter("attention", case=c, launch=launch_module.Launch(tactic=SMALL), pool=c.pool)[0]
+        for c in (case, narrow)
+    ]
+    assert not narrow.batch.page_table.is_contiguous()
+    assert torch.equal(*outs)
+
+
 def test_unpacked_groups_give_the_same(interpreter):
     shape = CaseShape(nodes=5, cache_lengths=(40,))
     check(interpreter, shape, launch_module.Launch(tactic=SMALL, num_splits=2, is_packed=False))
