@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -51,6 +52,34 @@ def tree_attention(
         batch.node_offset, batch.is_chain, spec.num_query_heads, spec.num_kv_heads, spec.scale, spec.softcap,
         spec.sliding_window, spec.norm_eps,
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class KernelPlan:
+    """One pass on a GPU: the kernel takes its inputs as they are."""
+
+    batch: TreeBatch
+    spec: AttentionSpec
+    rope: RopeTable
+
+
+def plan_attention(
+    batch: TreeBatch, spec: AttentionSpec, rope: RopeTable, pool: Float[Tensor, "... pages 2 page_size Hkv D"]
+) -> KernelPlan | cpu.AttentionPlan:
+    """The plan of one forward pass over `pool`, for the device it lies on; see cpu.plan_attention."""
+    return KernelPlan(batch, spec, rope) if pool.is_cuda else cpu.plan_attention(batch, spec, rope, pool)
+
+
+def attend(
+    qkv: Float[Tensor, "B N (Hq+2Hkv)*D"],
+    pool_layer: Float[Tensor, "pages 2 page_size Hkv D"],
+    plan: KernelPlan | cpu.AttentionPlan,
+    norms: HeadNorms | None = None,
+) -> Float[Tensor, "B N Hq*D"]:
+    """The attention of every node of one layer, by the plan of its pass; the pool's layer is written in place."""
+    if isinstance(plan, KernelPlan):
+        return tree_attention((qkv, pool_layer), plan.batch, (plan.spec, plan.rope), norms)
+    return cpu.tree_attention(qkv, pool_layer, plan, norms)
 
 
 def _unpacked(arguments: tuple) -> tuple[TreeBatch, AttentionSpec, RopeTable, HeadNorms | None]:

@@ -20,6 +20,18 @@ def test_operator_equals_the_definition():
     assert not torch.equal(pool.nan_to_num(9), case.pool.nan_to_num(9))
 
 
+def test_both_kinds_of_plan_give_the_same():
+    """A pass on a GPU goes through the operator, one on the CPU through its plan; here both run on the CPU."""
+    case = make_case(CaseShape(nodes=6, has_norms=True))
+    plans = (
+        op.plan_attention(case.batch, case.spec, case.rope, case.pool),
+        op.KernelPlan(case.batch, case.spec, case.rope),
+    )
+    outs = [op.attend(case.qkv, case.pool[0].clone(), plan, case.norms) for plan in plans]
+    assert not isinstance(plans[0], op.KernelPlan)
+    assert torch.equal(*outs)
+
+
 def arguments_of(case):
     batch, spec = case.batch, case.spec
     return (
