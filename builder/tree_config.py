@@ -1,6 +1,8 @@
 """Which tree a step drafts, as data: parsed from one word of the command line, recorded in the manifest."""
 
 import json
+import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from importlib import resources
@@ -8,6 +10,7 @@ from pathlib import Path
 
 from furcate.builder.errors import ConfigError
 from furcate.builder.network.spec import HeadKind
+from furcate.builder.tree_paths import expansion_paths, likeliest_paths
 
 MAX_TREE_NODES = 128
 
@@ -35,6 +38,8 @@ class TreeConfig:
     depth: int = 0
     top_k: int = 1
     choices: tuple[tuple[int, ...], ...] = ()
+    widths: tuple[int, ...] = ()
+    """cartesian: a dynamic tree in which every node of depth d proposes widths[d] children and all of them are expanded."""
     name: str = ""
 
     @property
@@ -44,12 +49,19 @@ class TreeConfig:
             return self.depth + 1
         return self.depth
 
+    @property
+    def levels(self) -> tuple[tuple[int, int], ...]:
+        """dynamic: of each draft pass, the children a node proposes and how many of all of them the next pass expands."""
+        if not self.widths:
+            return ((self.top_k, self.top_k),) * (self.depth + 1)
+        return tuple((width, math.prod(self.widths[: depth + 1])) for depth, width in enumerate(self.widths))
+
     def to_json(self) -> dict[str, object]:
         """A value that `tree_config_from_json` reads back."""
         return asdict(self)
 
     def __str__(self) -> str:
-        if self.kind is TreeKind.DYNAMIC:
+        if self.kind is TreeKind.DYNAMIC and not self.widths:
             return f"dynamic:{self.budget}/{self.depth}/{self.top_k}"
         if self.kind is TreeKind.CHAIN:
             return f"chain:{self.depth}"
@@ -59,7 +71,8 @@ class TreeConfig:
 def tree_config_from_json(value: dict) -> TreeConfig:
     """The config that `to_json` wrote."""
     choices = tuple(tuple(path) for path in value["choices"])
-    return TreeConfig(**{**value, "kind": TreeKind(value["kind"]), "choices": choices})
+    widths = tuple(value.get("widths", ()))
+    return TreeConfig(**{**value, "kind": TreeKind(value["kind"]), "choices": choices, "widths": widths})
 
 
 def shipped_choice_names() -> list[str]:
@@ -99,6 +112,12 @@ def _parse(text: str, head: HeadKind | None) -> TreeConfig:
     if text.startswith("dynamic:"):
         budget, depth, top_k = _numbers(text, "dynamic:", 3, "dynamic:60/7/10")
         return _checked(_dynamic(budget, depth, top_k), text)
+    if text.startswith("expansion:"):
+        return _expansion(text)
+    if text.startswith("cartesian:"):
+        return _cartesian(text)
+    if text.startswith("accuracies:"):
+        return _from_accuracies(text)
     if text in shipped_choice_names():
         return static_tree(
             json.loads((resources.files("furcate.decoding") / "choices" / f"{text}.json").read_text()), text
@@ -106,9 +125,64 @@ def _parse(text: str, head: HeadKind | None) -> TreeConfig:
     if text.endswith(".json"):
         return static_tree(_read_choices(Path(text)), Path(text).stem)
     raise ConfigError(
-        f"tree '{text}' is not known; use auto, dynamic:BUDGET/DEPTH/TOPK, chain:LENGTH, single, a .json file of choices, "
+        f"tree '{text}' is not known; use auto, dynamic:BUDGET/DEPTH/TOPK, chain:LENGTH, single, expansion:W1,W2,.., "
+        f"cartesian:S1,S2,../BUDGET, accuracies:FILE.json/BUDGET, a .json file of choices, "
         f"or one of {', '.join(shipped_choice_names())}."
     )
+
+
+def _expansion(text: str) -> TreeConfig:
+    """SpecInfer's expansion: every node of depth d has as many children as the d-th number says."""
+    widths = _list_of_numbers(text.removeprefix("expansion:"), text, "expansion:1,1,3,1,1")
+    return static_tree([list(path) for path in _limited(expansion_paths, widths, text)], text)
+
+
+def _cartesian(text: str) -> TreeConfig:
+    """The product of the first S_d candidates of each depth; the step keeps its BUDGET most probable nodes."""
+    example = "cartesian:4,3,2/16"
+    body, slash, budget_text = text.removeprefix("cartesian:").partition("/")
+    widths = _list_of_numbers(body, text, example)
+    if slash and not (budget_text.isdecimal() and int(budget_text) > 0):
+        raise ConfigError(f"tree '{text}' is malformed; write it like {example}, with positive numbers.")
+    whole = 1 + len(_limited(expansion_paths, widths, text))
+    budget = min(int(budget_text), whole) if slash else whole
+    config = TreeConfig(
+        kind=TreeKind.DYNAMIC, budget=budget, depth=len(widths) - 1, top_k=max(widths), widths=tuple(widths), name=text
+    )
+    return _checked(config, text)
+
+
+def _from_accuracies(text: str) -> TreeConfig:
+    """The most probable nodes under measured accuracies: a JSON list, per depth, of the chance of each rank."""
+    file, slash, budget = text.removeprefix("accuracies:").rpartition("/")
+    if not slash or not budget.isdecimal() or int(budget) < 2:
+        raise ConfigError(f"tree '{text}' is malformed; write it like accuracies:measured.json/32.")
+    rows = _read_json(Path(file), "accuracies file")
+    is_table = isinstance(rows, list) and rows and all(isinstance(row, list) and row for row in rows)
+    if not is_table or not all(isinstance(p, int | float) and 0 <= p <= 1 for row in rows for p in row):
+        raise ConfigError(f"accuracies file {file} must hold a list per depth of chances from 0 to 1, rank by rank.")
+    paths = likeliest_paths([len(row) for row in rows], rows, min(int(budget), MAX_TREE_NODES))
+    return static_tree([list(path) for path in paths[1:]], f"{Path(file).stem}/{budget}")
+
+
+def _list_of_numbers(body: str, text: str, example: str) -> list[int]:
+    parts = body.split(",")
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise ConfigError(f"tree '{text}' is malformed; write it like {example}, with positive numbers.")
+    return [int(part) for part in parts]
+
+
+def _limited(paths_of: Callable[[list[int]], list], widths: list[int], text: str) -> list:
+    """The paths, once it is clear that they are not too many to list."""
+    count, level = 1, 1
+    for width in widths:
+        level *= width
+        count += level
+        if count > MAX_TREE_NODES:
+            raise ConfigError(
+                f"tree '{text}' has more than {MAX_TREE_NODES} nodes with its root; that many are allowed."
+            )
+    return paths_of(widths)
 
 
 def _default_tree(head: HeadKind | None) -> TreeConfig:
@@ -166,13 +240,17 @@ def _numbers(text: str, prefix: str, count: int, example: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _read_choices(path: Path) -> list[list[int]]:
+def _read_json(path: Path, what: str) -> object:
     try:
-        value = json.loads(path.read_text())
+        return json.loads(path.read_text())
     except OSError as error:
-        raise ConfigError(f"choices file {path} cannot be read: {error.strerror}.") from error
+        raise ConfigError(f"{what} {path} cannot be read: {error.strerror}.") from error
     except ValueError as error:
-        raise ConfigError(f"choices file {path} is not JSON: {error}.") from error
+        raise ConfigError(f"{what} {path} is not JSON: {error}.") from error
+
+
+def _read_choices(path: Path) -> list[list[int]]:
+    value = _read_json(path, "choices file")
     is_choices = isinstance(value, list) and all(
         isinstance(choice, list) and all(isinstance(rank, int) for rank in choice) for choice in value
     )

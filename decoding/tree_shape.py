@@ -4,7 +4,6 @@ B batch rows, N nodes. A node is named by its path of ranks: (0, 2) is the third
 probable child of the root, as in Medusa's and EAGLE's choice lists. Nodes are ordered by depth, then by path.
 """
 
-import heapq
 import itertools
 import json
 from collections.abc import Sequence
@@ -17,9 +16,8 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from furcate.builder.errors import ConfigError
+from furcate.builder.tree_paths import Path, expansion_paths, likeliest_paths
 from furcate.decoding.tree import Tree, tree_from_parents
-
-Path = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -117,8 +115,7 @@ def expansion_shape(widths: Sequence[int]) -> TreeShape:
     """Every node of depth d has widths[d] children: SpecInfer's expansion configuration, such as [1, 1, 3, 1, 1]."""
     if not widths or min(widths) < 1:
         raise ConfigError(f"The expansion {list(widths)} is not allowed; give one or more widths of 1 or more.")
-    levels = (itertools.product(*map(range, widths[:depth])) for depth in range(len(widths) + 1))
-    return TreeShape(tuple(itertools.chain.from_iterable(levels)))
+    return TreeShape(((), *expansion_paths(widths)))
 
 
 def shape_from_choices(choices: Sequence[Sequence[int]]) -> TreeShape:
@@ -172,17 +169,7 @@ def shape_from_accuracies(accuracies: Sequence[Sequence[float]], budget: int) ->
 def cartesian_shape(top_s: Sequence[int], accuracies: Sequence[Sequence[float]], budget: int) -> TreeShape:
     """The product of every depth's first `top_s[d]` ranks, cut to its `budget` most probable nodes (root included)."""
     _check_accuracies(top_s, accuracies, budget)
-    paths: list[Path] = []
-    # Largest chance first; ties by path, so that the result does not depend on the order of insertion.
-    frontier: list[tuple[float, Path]] = [(-1.0, ())]
-    while frontier and len(paths) < budget:
-        cost, path = heapq.heappop(frontier)
-        paths.append(path)
-        if len(path) < len(top_s):
-            for rank, accuracy in enumerate(accuracies[len(path)][: top_s[len(path)]]):
-                if accuracy > 0:
-                    heapq.heappush(frontier, (cost * accuracy, (*path, rank)))
-    return shape_from_choices(paths[1:])
+    return shape_from_choices(likeliest_paths(top_s, accuracies, budget)[1:])
 
 
 def _check_accuracies(top_s: Sequence[int], accuracies: Sequence[Sequence[float]], budget: int) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from furcate.builder.errors import ConfigError
 from furcate.builder.tree_config import TreeConfig, TreeKind
 from furcate.decoding.drafters.drawn import DrawnGrower
-from furcate.decoding.drafters.mixed import MixedGrower
+from furcate.decoding.drafters.mixed import MixedGrower, num_expanded
 from furcate.decoding.drafters.proposer import DraftRows, Proposer
 from furcate.decoding.dynamic_tree import Candidates, expand_level, rerank
 from furcate.decoding.sampling import SamplingRows
@@ -64,27 +64,28 @@ class DynamicGrower:
         self.config = config
         self.max_depth = config.max_depth
         self.num_nodes = config.budget
-        self.num_cached_nodes = config.depth * config.top_k
+        self.num_cached_nodes = num_expanded(config)
 
     def grow(self, proposer: Proposer | None, rows: DraftRows, sampling: SamplingRows) -> Tree:
         assert proposer is not None, "a dynamic tree needs a proposer"
-        top_k = self.config.top_k
+        (num_children, width), *deeper = self.config.levels
         draft = proposer.start(rows)
-        proposal = draft.propose(top_k)
-        level = expand_level(torch.zeros_like(proposal.log_probs[:, :, 0]), proposal.log_probs, top_k)
+        proposal = draft.propose(num_children)
+        level = expand_level(torch.zeros_like(proposal.log_probs[:, :, 0]), proposal.log_probs, width)
         token_ids = [proposal.token_ids.flatten(1)]
         scores = [level.candidate_scores]
         parents = [torch.zeros_like(token_ids[0])]
         first = 1  # index of the newest level's first candidate, one more than its place, as rerank counts
-        for _ in range(self.config.depth):
+        for num_grandchildren, next_width in deeper:
             chosen_ids = token_ids[-1].gather(1, level.chosen)
             chosen_parents = level.chosen + first
             # Place of each chosen node's parent among the nodes expanded before: candidates come C to a parent.
-            draft.descend(level.chosen // top_k, chosen_ids)
-            proposal = draft.propose(top_k)
+            draft.descend(level.chosen // num_children, chosen_ids)
+            num_children = num_grandchildren
+            proposal = draft.propose(num_children)
             first += token_ids[-1].shape[1]
-            parents.append(chosen_parents.repeat_interleave(top_k, dim=1))
-            level = expand_level(level.scores, proposal.log_probs, top_k)
+            parents.append(chosen_parents.repeat_interleave(num_children, dim=1))
+            level = expand_level(level.scores, proposal.log_probs, next_width)
             token_ids.append(proposal.token_ids.flatten(1))
             scores.append(level.candidate_scores)
         candidates = Candidates(
