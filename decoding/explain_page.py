@@ -3,7 +3,7 @@
 from html import escape
 
 from furcate.decoding.explain_report import Explanation, NodeReport, StepReport, Verdict
-from furcate.decoding.explain_terminal import MARKS, ending, heading, totals
+from furcate.decoding.explain_terminal import ending, heading, totals
 
 _ROW_PX, _COLUMN_PX, _BOX_PX, _MARGIN_PX = 26, 168, 148, 6
 _SHOWN_CHARACTERS = 11
@@ -32,7 +32,6 @@ def page_of(explanation: Explanation) -> str:
     """The whole page."""
     title, *lines = heading(explanation)
     steps = "\n".join(_step(step) for step in explanation.steps)
-    legend = ", ".join(f"{MARKS[verdict]} {verdict.value}" for verdict in Verdict)
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -46,8 +45,9 @@ def page_of(explanation: Explanation) -> str:
 {"".join(f"<p>{escape(line)}</p>" for line in lines)}
 <p class="text">{escape(explanation.text)}</p>
 {"".join(f"<p>{escape(line)}</p>" for line in totals(explanation)[1:])}
-<p class="why">{escape(legend)}. q: the head's probability, p: the target's, both given the path. Point at a node to see
-why it was kept or fell.</p>
+<p class="why">Green was accepted, red was rejected, faint lies below something rejected, yellow behind the text's end.
+A node's numbers are the head's probability and the target's, both given its path.
+Point at a node to see why it was kept or fell.</p>
 {steps}
 </body>
 </html>
