@@ -10,6 +10,7 @@ import tyro
 
 from furcate.builder.errors import ServerError
 from furcate.client.canary import canary
+from furcate.client.ports import HOST
 from furcate.client.results import Generation
 from furcate.client.server import ServerConfig, TritonServer
 
@@ -19,12 +20,14 @@ class ServeConfig:
     """Serve a model repository with the Triton Inference Server.
 
     Finds tritonserver (the nvidia-pytriton wheel, or /opt/tritonserver in NVIDIA's container), starts it on the loopback
-    address, and says ready when a first generation went through. Ctrl-C or SIGTERM ends it: what is running finishes first.
+    address (or --host), and says ready when a first generation went through. Ctrl-C or SIGTERM ends it: what is running
+    finishes first.
 
     examples:
       furcate serve repository
       furcate serve repository --http-port 9000 --grpc-port 9001 --metrics-port 9002
       furcate serve repository --http-port auto --grpc-port auto --metrics-port auto --log-file triton.log
+      furcate serve repository --host 0.0.0.0
     """
 
     repository: tyro.conf.Positional[Path]
@@ -35,6 +38,9 @@ class ServeConfig:
     """gRPC: what the client library uses. A number, or auto."""
     metrics_port: str = "8002"
     """Prometheus metrics. A number, or auto."""
+    host: str = HOST
+    """Address of gRPC and metrics; 0.0.0.0 is all of them, as a container needs. HTTP stays on 127.0.0.1 whatever this says,
+    because a JSON body of 4 MB ends the server: put a proxy that limits bodies in front of it."""
     log_file: Path | None = None
     """Triton's log; default a file in the temporary directory."""
     ready_timeout_s: float = 300.0
@@ -54,6 +60,7 @@ def run(arguments: Sequence[str]) -> None:
             http_port=config.http_port,
             grpc_port=config.grpc_port,
             metrics_port=config.metrics_port,
+            host=config.host,
             log_file=config.log_file,
             ready_timeout_s=config.ready_timeout_s,
         )

@@ -1,27 +1,42 @@
 """The three ports of a server: given, or found free."""
 
 import errno
+import ipaddress
 import socket
 from dataclasses import dataclass
 
 from furcate.builder.errors import ConfigError
 
 HOST = "127.0.0.1"
+ALL_ADDRESSES = "0.0.0.0"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ports:
-    """HTTP, gRPC and metrics, all on the loopback address."""
+    """HTTP on the loopback address; gRPC and metrics there too, unless the server was given another host."""
 
     http: int
     grpc: int
     metrics: int
 
 
-def resolve_ports(http: int | str, grpc: int | str, metrics: int | str) -> Ports:
+def check_host(host: str) -> None:
+    """ConfigError when `host` is no IPv4 address that this machine listens on."""
+    try:
+        ipaddress.IPv4Address(host)
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+            listener.bind((host, 0))
+    except (ValueError, OSError):
+        raise ConfigError(
+            f"--host is '{host}'; it must be an IPv4 address of this machine, or {ALL_ADDRESSES} for all of them."
+        ) from None
+
+
+def resolve_ports(http: int | str, grpc: int | str, metrics: int | str, *, host: str = HOST) -> Ports:
     """Ports that nobody listens on; "auto" takes any free one. ConfigError names a port that is taken.
 
-    Triton's HTTP listener shares a busy port in silence, so this is asked before the server starts.
+    HTTP is asked for on the loopback address, the other two on `host`. Triton's HTTP listener shares a busy port in
+    silence, so this is asked before the server starts.
     """
     asked = {"--http-port": http, "--grpc-port": grpc, "--metrics-port": metrics}
     fixed = [port for port in asked.values() if port != "auto"]
@@ -30,7 +45,7 @@ def resolve_ports(http: int | str, grpc: int | str, metrics: int | str) -> Ports
     sockets: list[socket.socket] = []
     try:
         for option, port in asked.items():
-            sockets.append(_bind(option, port))
+            sockets.append(_bind(option, port, HOST if option == "--http-port" else host))
         numbers = [each.getsockname()[1] for each in sockets]
     finally:
         for each in sockets:
@@ -38,12 +53,12 @@ def resolve_ports(http: int | str, grpc: int | str, metrics: int | str) -> Ports
     return Ports(http=numbers[0], grpc=numbers[1], metrics=numbers[2])
 
 
-def _bind(option: str, port: int | str) -> socket.socket:
+def _bind(option: str, port: int | str, host: str) -> socket.socket:
     number = _number(option, port)
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((HOST, number))
+        listener.bind((host, number))
         listener.listen(1)
     except OSError as error:
         listener.close()

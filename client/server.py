@@ -19,7 +19,7 @@ from types import TracebackType
 from furcate.builder.errors import ConfigError, ServerError
 from furcate.client import bound_exec
 from furcate.client.installation import Installation, find_installation
-from furcate.client.ports import HOST, Ports, resolve_ports
+from furcate.client.ports import ALL_ADDRESSES, HOST, Ports, check_host, resolve_ports
 
 SHARED_MEMORY = Path("/dev/shm")
 EXIT_TIMEOUT_S = 5
@@ -34,6 +34,8 @@ class ServerConfig:
     http_port: int | str = 8000
     grpc_port: int | str = 8001
     metrics_port: int | str = 8002
+    host: str = HOST
+    """The address of gRPC and metrics. HTTP stays on the loopback address: a JSON body of 4 MB ends Triton 2.51."""
     log_file: Path | None = None
     """Triton's log; a fresh file in the temporary directory when None."""
     ready_timeout_s: float = 300.0
@@ -52,10 +54,11 @@ class TritonServer:
                 f"'{config.repository}' is no furcate repository (no ensemble/config.pbtxt); write one with"
                 " build_engine --repository."
             )
+        check_host(config.host)
         self.config = config
         self.id = f"furcate-{uuid.uuid4().hex[:12]}"
         self.shm_prefix = self.id.replace("-", "")
-        self.ports = resolve_ports(config.http_port, config.grpc_port, config.metrics_port)
+        self.ports = resolve_ports(config.http_port, config.grpc_port, config.metrics_port, host=config.host)
         self.log_file = config.log_file or Path(tempfile.gettempdir()) / f"{self.id}.log"
         self._scratch = Path(tempfile.mkdtemp(prefix=f"{self.id}-"))
         self._process: subprocess.Popen[bytes] | None = None
@@ -63,7 +66,7 @@ class TritonServer:
     @property
     def grpc_url(self) -> str:
         """For `Client`."""
-        return f"grpc://{HOST}:{self.ports.grpc}"
+        return f"grpc://{self._reachable}:{self.ports.grpc}"
 
     @property
     def http_url(self) -> str:
@@ -73,7 +76,12 @@ class TritonServer:
     @property
     def metrics_url(self) -> str:
         """Prometheus text."""
-        return f"http://{HOST}:{self.ports.metrics}/metrics"
+        return f"http://{self._reachable}:{self.ports.metrics}/metrics"
+
+    @property
+    def _reachable(self) -> str:
+        """Where this machine reaches what listens on the configured host."""
+        return HOST if self.config.host == ALL_ADDRESSES else self.config.host
 
     @property
     def pid(self) -> int:
@@ -153,7 +161,7 @@ class TritonServer:
 
 
 def server_command(server: TritonServer, installation: Installation) -> list[str]:
-    """The command line; everything listens on the loopback address only."""
+    """The command line; HTTP listens on the loopback address only, the rest on the configured host."""
     ports: Ports = server.ports
     return [
         str(installation.binary),
@@ -161,7 +169,8 @@ def server_command(server: TritonServer, installation: Installation) -> list[str
         f"--model-repository={server.config.repository.resolve()}",
         f"--backend-directory={installation.backend_directory}",
         f"--cache-directory={installation.cache_directory}",
-        *(f"--{part}-address={HOST}" for part in ("http", "grpc", "metrics")),
+        f"--http-address={HOST}",
+        *(f"--{part}-address={server.config.host}" for part in ("grpc", "metrics")),
         f"--http-port={ports.http}",
         f"--grpc-port={ports.grpc}",
         f"--metrics-port={ports.metrics}",
