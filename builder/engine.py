@@ -9,10 +9,12 @@ tokenizer/          the target's tokenizer and chat template
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -29,11 +31,13 @@ from furcate.builder.network.spec import (
     RopeSpec,
 )
 from furcate.builder.tensorrt_config import TensorRTRecord, tensorrt_record_from_json
+from furcate.builder.staging import staged
 from furcate.builder.tree_config import TreeConfig, tree_config_from_json
 
 FORMAT = 1
 WEIGHTS_FILE = "rank0.safetensors"
 MANIFEST_FILE = "manifest.json"
+CONFIG_FILE = "config.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +61,8 @@ class Manifest:
     eos_token_ids: tuple[int, ...]
     has_chat_template: bool
     acceptance: Acceptance = Acceptance.MATCH
+    tuning: dict[str, Any] | None = None
+    """What `furcate tune` measured on the device it ran on; None before."""
     sources: dict[str, str]
     files: dict[str, str]
     tensorrt: TensorRTRecord | None = None
@@ -136,6 +142,25 @@ class Engine:
                 return {name.removeprefix(f"{prefix}."): file.get_tensor(name) for name in names}
         except (SafetensorError, OSError) as error:
             raise EngineMismatch(f"engine file {path} cannot be read ({error}); build the engine again.") from error
+
+
+def rewrite_manifest(path: Path, manifest: Manifest) -> None:
+    """Gives the engine at `path` another manifest, and a config.json that agrees with it; all at once or not at all.
+
+    The other files stay the same ones on disk. Raises BuildError when the disk refuses.
+    """
+    from furcate.builder.trtllm_config import trtllm_config
+
+    with staged(path) as directory:
+        for file in sorted(entry for entry in path.rglob("*") if entry.is_file()):
+            copy = directory / file.relative_to(path)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            if file.name not in (MANIFEST_FILE, CONFIG_FILE) or file.parent != path:
+                os.link(file, copy)
+        config = directory / CONFIG_FILE
+        config.write_text(json.dumps(trtllm_config(manifest), indent=2))
+        manifest = replace(manifest, files={**manifest.files, CONFIG_FILE: file_hash(config)})
+        (directory / MANIFEST_FILE).write_text(manifest.to_json())
 
 
 def read_engine(path: Path, *, checks_hashes: bool = True) -> Engine:

@@ -34,6 +34,9 @@ COMMANDS = {
         run="run_explain",
         summary="Each step's tree: what was drafted, accepted, and why the rest fell.",
     ),
+    "tune": Command(
+        module="cli_engine", run="run_tune", summary="Find the tree that is fastest with an engine on this device."
+    ),
     "inspect": Command(module="cli_engine", run="run_inspect", summary="What an engine is, for a person."),
     "example": Command(
         module="cli_engine", run="run_example", summary="Fetch the example model, SmolLM2-135M-Instruct."

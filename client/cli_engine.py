@@ -64,6 +64,19 @@ def run_explain(arguments: Sequence[str]) -> None:
     explain(tyro.cli(ExplainConfig, prog="furcate explain", args=arguments))
 
 
+def run_tune(arguments: Sequence[str]) -> None:
+    """Runs `furcate tune`."""
+    from furcate.decoding.tune import TuneConfig, tune
+    from furcate.decoding.tune_report import draw_curves, print_predictions, print_tuning
+
+    config = tyro.cli(TuneConfig, prog="furcate tune", args=arguments)
+    tuning = tune(config, print_predictions)
+    print_tuning(tuning)
+    plot = config.plot or config.engine / "tuning.png"
+    draw_curves(tuning, plot)
+    print(f"curves: {plot}" + ("" if config.dry_run else f"; {config.engine} now drafts {tuning.chosen.tree}"))
+
+
 def run_example(arguments: Sequence[str]) -> None:
     """Runs `furcate example`."""
     config = tyro.cli(ExampleConfig, prog="furcate example", args=arguments)

@@ -1,0 +1,229 @@
+"""What tuning measures: the time of passes over n nodes, and how often each rank of each depth is what the target says.
+
+Text is decoded plainly once; then the drafter is led along it token by token, so that every depth's ranks are seen given that
+all before were right. No target pass is needed for that. N nodes, K drafted nodes.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from furcate.builder.network.inputs import PassInputs
+from furcate.decoding.drafters.grow import Grower
+from furcate.decoding.drafters.proposer import Committed, DraftRows, Proposer
+from furcate.decoding.executors.torch import TorchExecutor
+from furcate.decoding.sampling import SamplingRows
+from furcate.decoding.tree import Tree, pack_mask
+from furcate.decoding.tree_shape import expansion_shape, single_node_shape
+
+NUM_REPEATS = 7
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassTimes:
+    """Milliseconds, medians: of the target's pass over n nodes, and of a draft pass over k nodes (k = 0: starting a draft)."""
+
+    verify_ms: dict[int, float]
+    draft_ms: dict[int, float]
+
+    def verify(self, num_nodes: int) -> float:
+        """The target's pass over this many nodes, between measured sizes in proportion."""
+        return interpolated(self.verify_ms, num_nodes)
+
+    def draft(self, num_passes: int, width: int) -> float:
+        """A draft of so many passes over `width` nodes each, the start included; 0 without a draft."""
+        return self.draft_ms[0] + num_passes * interpolated(self.draft_ms, width) if self.draft_ms else 0.0
+
+
+def interpolated(table: dict[int, float], size: int) -> float:
+    """The value at `size`: linear between measured sizes, and beyond the last one along its line."""
+    sizes = sorted(table)
+    if size in table or len(sizes) == 1:
+        return table.get(size, table[sizes[0]])
+    above = next((index for index, known in enumerate(sizes) if known > size), len(sizes) - 1)
+    low, high = sizes[max(above - 1, 0)], sizes[max(above, 1)]
+    return table[low] + (table[high] - table[low]) * (size - low) / (high - low)
+
+
+@torch.inference_mode()
+def measure_passes(
+    executor: TorchExecutor, proposer: Proposer | None, sizes: Sequence[int], widths: Sequence[int], context: int
+) -> PassTimes:
+    """Pass times behind `context` cached tokens. The pool's first pages are overwritten: call it before any request."""
+    pages = -(-(context + max(*sizes, sum(widths)) + 2) // executor.manifest.page_size)
+    table = torch.arange(pages, dtype=torch.int32, device=executor.device)[None]
+    lengths = torch.tensor([context], dtype=torch.int32, device=executor.device)
+    verify = {}
+    for size in sizes:
+        tree = (expansion_shape([size - 1]) if size > 1 else single_node_shape()).tree(
+            torch.full((1, size), 5, device=executor.device)
+        )
+        inputs = _tree_inputs(tree, lengths, table)
+        verify[size] = _median_ms(lambda inputs=inputs: executor.target_pass(inputs), executor.device)
+    if proposer is None:
+        return PassTimes(verify_ms=verify, draft_ms={})
+    state = _observe_prompt(executor, proposer, [5] * context, 5, table)
+    rows = DraftRows(
+        states=state, root_ids=torch.tensor([5], device=executor.device), cache_lengths=lengths, page_table=table
+    )
+    drafting = {0: _median_ms(lambda: proposer.start(rows).propose(4), executor.device)}
+    for width in widths:
+        drafting[width] = _median_ms(lambda width=width: _start_and_descend(proposer, rows, width), executor.device)
+        drafting[width] = max(drafting[width] - drafting[0], 0.0)
+    return PassTimes(verify_ms=verify, draft_ms=drafting)
+
+
+def _start_and_descend(proposer: Proposer, rows: DraftRows, width: int) -> None:
+    draft = proposer.start(rows)
+    draft.propose(4)
+    zeros = torch.zeros(1, width, dtype=torch.int64, device=rows.root_ids.device)
+    draft.descend(zeros, zeros + 5)
+    draft.propose(4)
+
+
+def _median_ms(run: Callable[[], object], device: torch.device) -> float:
+    times = []
+    for _ in range(NUM_REPEATS + 1):
+        _wait(device)
+        start = time.perf_counter()
+        run()
+        _wait(device)
+        times.append(1e3 * (time.perf_counter() - start))
+    return statistics.median(times[1:])
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _tree_inputs(tree: Tree, lengths: Tensor, table: Tensor) -> PassInputs:
+    return PassInputs(
+        token_ids=tree.token_ids,
+        positions=(lengths[:, None] + tree.depths).int(),
+        tree_mask=pack_mask(tree.ancestor_mask),
+        cache_lengths=lengths,
+        page_table=table,
+    )
+
+
+def _observe_prompt(
+    executor: TorchExecutor, proposer: Proposer, prompt: Sequence[int], next_id: int, table: Tensor
+) -> Tensor:
+    """The drafter's state after a prompt; target and drafter cache it in pieces."""
+    states = None
+    for features, start, tokens in _features(executor, prompt, table):
+        following = [*prompt[start + 1 :], next_id][: len(tokens)]
+        states = proposer.observe(_committed(executor, (features, tokens, following, start, True), table))
+    assert states is not None, "a prompt has at least one token"
+    return states
+
+
+def _features(
+    executor: TorchExecutor, tokens: Sequence[int], table: Tensor
+) -> Iterator[tuple[Tensor | None, int, list]]:
+    """The target's features of a text, piece by piece, with each piece's start and tokens."""
+    size = executor.manifest.prefill_chunk_tokens
+    for start in range(0, len(tokens), size):
+        piece = list(tokens[start : start + size])
+        steps = torch.arange(start, start + len(piece), dtype=torch.int32, device=executor.device)
+        inputs = PassInputs(
+            token_ids=torch.tensor([piece], device=executor.device),
+            positions=steps[None],
+            tree_mask=None,
+            cache_lengths=steps[:1],
+            page_table=table,
+        )
+        last = torch.full((1, 1), len(piece) - 1, device=executor.device)
+        yield executor.target_pass(inputs, last).features, start, piece
+
+
+def _committed(executor: TorchExecutor, piece: tuple, table: Tensor) -> Committed:
+    features, tokens, following, start, is_prompt = piece
+    return Committed(
+        features=features,
+        first_ids=torch.tensor(tokens[:1], device=executor.device),
+        next_ids=torch.tensor([following], device=executor.device),
+        counts=torch.tensor([len(tokens)], device=executor.device),
+        cache_lengths=torch.tensor([start], dtype=torch.int32, device=executor.device),
+        page_table=table,
+        is_prompt=is_prompt,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """hits[d][r]: how often the target's token was the drafter's rank r at depth d + 1; tries[d]: how often it was looked at."""
+
+    hits: list[list[int]]
+    tries: list[int]
+
+    def rates(self) -> list[list[float]]:
+        """The chance of each rank at each depth, given that the path above was right."""
+        return [[hit / max(tried, 1) for hit in row] for row, tried in zip(self.hits, self.tries, strict=True)]
+
+
+class Follower:
+    """Leads a drafter along texts that the target wrote, gathering ranks and what whole trees would have accepted."""
+
+    def __init__(self, executor: TorchExecutor, proposer: Proposer, max_depth: int, num_ranks: int) -> None:
+        self.executor, self.proposer, self.num_ranks = executor, proposer, num_ranks
+        self.ranks = Ranks(hits=[[0] * num_ranks for _ in range(max_depth)], tries=[0] * max_depth)
+        self.accepted: dict[str, list[int]] = {}
+        """By tree, the accepted drafts at each place where it was tried."""
+
+    @torch.inference_mode()
+    def follow(
+        self, prompt: Sequence[int], text: Sequence[int], growers: dict[str, Grower], sampling: SamplingRows
+    ) -> None:
+        """Walks along `text` behind `prompt`; every fourth place also grows each tree."""
+        executor = self.executor
+        tokens = [*prompt, *text]
+        pages = -(-(len(tokens) + 2 * 128) // executor.manifest.page_size)
+        table = torch.arange(pages, dtype=torch.int32, device=executor.device)[None]
+        pieces = [features for features, _, _ in _features(executor, tokens, table)]
+        features = torch.cat([piece for piece in pieces if piece is not None], 1) if pieces[0] is not None else None
+        state = _observe_prompt(executor, self.proposer, prompt, text[0], table)
+        for place in range(len(prompt), len(tokens) - 1):
+            rows = DraftRows(
+                states=state,
+                root_ids=torch.tensor([tokens[place]], device=executor.device),
+                cache_lengths=torch.tensor([place], dtype=torch.int32, device=executor.device),
+                page_table=table,
+            )
+            truth = tokens[place + 1 :]
+            if (place - len(prompt)) % 4 == 0:
+                for name, grower in growers.items():
+                    tree = grower.grow(self.proposer, rows, sampling)
+                    self.accepted.setdefault(name, []).append(accepted_drafts(tree, truth))
+            self._rank(rows, truth)
+            own = features[:, place : place + 1] if features is not None else None
+            piece = (own, tokens[place : place + 1], tokens[place + 1 : place + 2], place, False)
+            state = self.proposer.observe(_committed(executor, piece, table))
+
+    def _rank(self, rows: DraftRows, truth: Sequence[int]) -> None:
+        draft = self.proposer.start(rows)
+        for depth, token in enumerate(truth[: len(self.ranks.tries)]):
+            proposed = draft.propose(self.num_ranks).token_ids[0, 0].tolist()
+            self.ranks.tries[depth] += 1
+            if token not in proposed:
+                return
+            self.ranks.hits[depth][proposed.index(token)] += 1
+            if depth + 1 < len(self.ranks.tries):
+                draft.descend(torch.zeros_like(rows.root_ids)[:, None], torch.full_like(rows.root_ids, token)[:, None])
+
+
+def accepted_drafts(tree: Tree, truth: Sequence[int]) -> int:
+    """How many of the tokens to come the tree's first row has on one path."""
+    tokens, parents, count = tree.token_ids[0].tolist(), tree.parents[0].tolist(), int(tree.num_nodes[0])
+    node, depth = 0, 0
+    for token in truth:
+        below = [child for child in range(1, count) if parents[child] == node and tokens[child] == token]
+        if not below:
+            break
+        node, depth = below[0], depth + 1
+    return depth
