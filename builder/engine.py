@@ -30,8 +30,8 @@ from furcate.builder.network.spec import (
     RopeKind,
     RopeSpec,
 )
-from furcate.builder.tensorrt_config import TensorRTRecord, tensorrt_record_from_json
 from furcate.builder.staging import staged
+from furcate.builder.tensorrt_config import TensorRTRecord, tensorrt_record_from_json
 from furcate.builder.tree_config import TreeConfig, tree_config_from_json
 
 FORMAT = 1
