@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from furcate.builder.acceptance_config import Acceptance
 from furcate.builder.engine import read_engine
 from furcate.builder.tree_config import parse_tree
 from furcate.decoding.executors.torch import TorchExecutor
@@ -49,6 +50,38 @@ def test_nan_ends_one_request_with_a_sentence_and_leaves_the_others_alone(tiny_e
         assert "not finite numbers" in last[7].error
         # Its pages, full of NaN, are given to others, who must not read them.
         assert run_all(scheduler, fine)[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("tree", "acceptance"),
+    [
+        ("chain:3", Acceptance.BLOCK),
+        ("chain:3", Acceptance.MULTI_STEP),
+        ("mc_sim_7b_63", Acceptance.TRAVERSAL),
+        ("mc_sim_7b_63", Acceptance.RECURSIVE),
+        ("dynamic:12/3/3", Acceptance.UNIVER),
+        ("dynamic:12/3/3", Acceptance.TYPICAL),
+    ],
+)
+def test_every_rule_ends_a_request_of_nan_and_of_nothing_allowed(tiny_engine, tree, acceptance):
+    executor = TorchExecutor(read_engine(tiny_engine("eagle3")))
+    poison(executor)
+    scheduler = Scheduler(executor, parse_tree(tree, executor.head.kind, 0), acceptance)
+    common = {"max_tokens": 20, "temperature": 0.9, "seed": 2}
+    params = [
+        SamplingParams(**common, embedding_bias=((POISON, 60.0),), bad_sequences=((5, POISON),)),
+        SamplingParams(**common),
+        SamplingParams(
+            **common, bad_sequences=tuple((6, first, token) for first in range(300) for token in range(0, 300))
+        ),
+    ]
+    requests = [Request(request_id=i, prompt_ids=(3, 5 + i // 2), sampling=s) for i, s in enumerate(params)]
+    texts, last = run_all(scheduler, requests)
+    assert texts[0][-1] == POISON
+    assert "not finite numbers" in last[0].error
+    assert last[1].finish_reason is FinishReason.LENGTH
+    assert len(texts[2]) == 1
+    assert "no token may come next" in last[2].error
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
