@@ -83,12 +83,14 @@ TACTICS = (
 PLUGIN_TACTICS = (
     _line(16, 64, None, _blocks(16, 32, 16, 4, 3, 4), "as narrow chips: small tiles"),
     _line(16, 128, None, _blocks(16, 32, 16, 4, 3, 2), "two tiles in flight within 48 KB"),
-    _line(16, 256, None, _blocks(16, 32, 16, 4, 2, 2), "41,984 B"),
     _line(32, 128, True, _blocks(32, 32, 32, 4, 2, 2), "26,624 B"),
     _line(None, 128, True, _blocks(64, 16, 16, 4, 3, 2), "two tiles of 8 KB in flight; 32 keys exceed 48 KB on sm_100"),
     _line(None, 128, False, _blocks(32, 32, 32, 4, 2, 2), "64 rows of 128 would spill; re-reads hit the L2 cache"),
     _line(
-        None, 256, None, _blocks(16, 32, 16, 4, 2, 2), "more rows of 256 exceed 48 KB; K/V re-reads hit the L2 cache"
+        None, 256, True, _blocks(16, 16, 16, 4, 2, 2), "more rows exceed 48 KB and 32 keys spill; re-reads hit the L2"
+    ),
+    _line(
+        None, 256, False, _blocks(16, 32, 16, 4, 2, 2), "more rows of 256 exceed 48 KB; K/V re-reads hit the L2 cache"
     ),
 )
 """The tactics of at most 48 KB that a TensorRT engine carries; TensorRT measures those that fit and keeps the best."""

@@ -1,5 +1,6 @@
 """The TensorRT plugins, asked by TensorRT's own plugin class over a stub of its library, against their specification."""
 
+import importlib.util
 import json
 import os
 import re
@@ -11,12 +12,16 @@ from pathlib import Path
 
 import pytest
 
+from furcate.builder.errors import BuildError, ConfigError
 from furcate.plugins.specification import CACHE_COMMIT, SPECIFICATIONS, TREE_ATTENTION_REDUCE, TREE_ATTENTION_SPLIT
 from furcate.plugins.tree_attention.tactics import PLUGIN_SHARED_BYTES, PLUGIN_TACTICS
 
 pytest.importorskip("triton", reason="pip install 'furcate[gpu]'")
 if os.environ.get("TRITON_INTERPRET"):
     pytest.skip("TRITON_INTERPRET is set: kernels cannot be compiled in this process", allow_module_level=True)
+
+from furcate.plugins.aot import CompiledKernel, KernelReport
+from furcate.plugins.tensorrt_plugin import launchable_ptx, register_plugins
 
 HERE = Path(__file__).parent
 CACHE = HERE.parents[1] / ".cache" / "tensorrt_bindings"
@@ -128,3 +133,45 @@ def test_float16_and_bfloat16_are_offered_for_every_plugin_with_activations(dry_
     for specification, _, answer, _ in launches(dry_run):
         has_activations = any(entry.dtype == "T" for entry in (*specification.inputs, *specification.outputs))
         assert answer["formats"] == (2 if has_activations else 1)
+
+
+def kernel_with(ptx: str) -> CompiledKernel:
+    """A compiled kernel of that PTX."""
+    report = KernelReport(
+        arch=90, registers=32, stack_bytes=0, shared_bytes=0, tensor_memory_columns=0, num_warps=4, opcodes=None
+    )
+    return CompiledKernel(name="k", ptx=ptx, cubin=b"", report=report)
+
+
+PTX = """.visible .entry k(
+	.param .u64 k_param_0,
+	.param .u64 k_param_1,
+	.param .u64 k_param_2
+)
+{
+	ld.param.b64 	%rd1, [k_param_READ];
+}
+"""
+
+
+def test_hidden_parameters_are_dropped():
+    kept = launchable_ptx(kernel_with(PTX.replace("READ", "0")))
+    assert re.findall(r"\.param \.u64 (\w+)", kept) == ["k_param_0"]
+    assert kept.endswith("[k_param_0];\n}\n")
+
+
+def test_a_kernel_that_reads_a_hidden_parameter_is_refused():
+    with pytest.raises(BuildError, match="k reads its hidden parameter k_param_2, which TensorRT does not pass"):
+        launchable_ptx(kernel_with(PTX.replace("READ", "2")))
+
+
+def test_missing_tensorrt_is_one_sentence():
+    if importlib.util.find_spec("tensorrt") is not None:
+        pytest.skip("TensorRT is installed here")
+    with pytest.raises(BuildError, match=r"tensorrt\.plugin cannot be imported .*pip install tensorrt"):
+        register_plugins(90)
+
+
+def test_unknown_architecture_is_named():
+    with pytest.raises(ConfigError, match="sm_70 is not known"):
+        register_plugins(70)
