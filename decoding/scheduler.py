@@ -187,7 +187,10 @@ class Scheduler:
         longest = max(len(sequence.pages) for sequence in sequences)
         states = [sequence.state for sequence in sequences if sequence.state is not None]
         return DraftRows(
-            states=torch.stack(states) if states else torch.empty(len(sequences), 0, device=self.executor.device),
+            # Without a proposer, sequences that have just joined have no state and older ones an empty one.
+            states=torch.stack(states)
+            if len(states) == len(sequences)
+            else torch.empty(len(sequences), 0, device=self.executor.device),
             root_ids=torch.tensor([sequence.root_id for sequence in sequences], device=self.executor.device),
             cache_lengths=self._int32([sequence.cache_length for sequence in sequences]),
             page_table=self._int32([sequence.pages + [0] * (longest - len(sequence.pages)) for sequence in sequences]),
