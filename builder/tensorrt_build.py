@@ -42,6 +42,10 @@ def build_plan(
     tensorrt = emitted.graph.tensorrt
     config = builder.create_builder_config()
     _apply(tensorrt, config, settings)
+    if settings.is_refittable or settings.strips_weights:
+        # Only the checkpoint's weights: scalars and rotary tables stay in the plan.
+        for name in emitted.graph.weight_names:
+            emitted.network.mark_weights_refittable(name)
     add_profiles(builder, config, emitted, profiles)
     cache = _read_timing_cache(config, settings.timing_cache)
     monitor = None if progress is None else progress_monitor(tensorrt.module, progress)
@@ -61,9 +65,8 @@ def _apply(tensorrt: Any, config: Any, settings: PlanSettings) -> None:
     trt = tensorrt.module
     tensorrt.set_architecture(config, settings.arch)
     flags = {
-        "REFIT": settings.is_refittable and not settings.strips_weights,
+        "REFIT_INDIVIDUAL": settings.is_refittable or settings.strips_weights,
         "STRIP_PLAN": settings.strips_weights,
-        "REFIT_IDENTICAL": settings.strips_weights,
         "VERSION_COMPATIBLE": settings.is_version_compatible,
     }
     for name, is_set in flags.items():

@@ -41,7 +41,7 @@ class Binding:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorRTRecord:
-    """What the manifest keeps of the plans. `bindings` maps a plan's name (target, head, fuse) to its tensors."""
+    """What the manifest keeps of the plans. `bindings` maps a plan's name (target, head, logits, fuse) to its tensors."""
 
     gpu: str
     arch: int
@@ -50,10 +50,9 @@ class TensorRTRecord:
     """Hash of the plugins' interface and kernels, and the compiler that made them."""
     tp_size: int
     num_splits: int
+    is_version_compatible: bool
     is_refittable: bool
     is_stripped: bool
-    batch_sizes: tuple[int, ...]
-    tree_nodes: tuple[int, ...]
     bindings: dict[str, tuple[Binding, ...]]
     shared_tables: tuple[str, ...]
     """Weights that several plans read as inputs, from one buffer filled from rank0.safetensors."""
@@ -65,5 +64,4 @@ def tensorrt_record_from_json(value: dict[str, Any]) -> TensorRTRecord:
         plan: tuple(Binding(**{**entry, "shape": tuple(entry["shape"])}) for entry in entries)
         for plan, entries in value["bindings"].items()
     }
-    tuples = {name: tuple(value[name]) for name in ("batch_sizes", "tree_nodes", "shared_tables")}
-    return TensorRTRecord(**{**value, **tuples, "bindings": bindings})
+    return TensorRTRecord(**{**value, "shared_tables": tuple(value["shared_tables"]), "bindings": bindings})

@@ -1,7 +1,7 @@
 """The plans of a TensorRT engine: emitted, built one after the other, written beside what they do not hold themselves.
 
 rank<R>.engine      the target's plan of rank R (TensorRT-LLM's name)
-rank0.head.engine   the head's, rank0.fuse.engine the fusion of features of an EAGLE-3 head
+rank0.head.engine   the head's layer or heads; rank0.logits.engine its logits, rank0.fuse.engine its fusion of features
 rank0.safetensors   tables that several plans share, the draft vocabulary, and with --strip-weights everything
 """
 
@@ -37,6 +37,7 @@ from furcate.builder.tensorrt_networks import (
     emit_target,
 )
 from furcate.builder.tensorrt_profiles import Buckets, default_buckets, profiles_of
+from furcate.builder.tree_config import TreeKind
 from furcate.plugins.tree_attention.spec import HEAD_DIMS, RopeTable
 
 DRAFT_POSITIONS = 2 * 128
@@ -87,10 +88,16 @@ def usable_tensorrt(gpu: Gpu) -> TensorRT:
     return tensorrt
 
 
-def engine_buckets(manifest: Manifest) -> Buckets:
-    """The sizes that an engine's plans are tuned for."""
+def engine_buckets(manifest: Manifest, is_head: bool = False) -> Buckets:
+    """The sizes that the target's plans, or the head's, are tuned for.
+
+    The head's passes hold every node drafted so far, which in a dynamic tree are more than are verified.
+    """
     pages = -(-(manifest.max_context_tokens + DRAFT_POSITIONS) // manifest.page_size)
-    return default_buckets(manifest.max_batch_size, manifest.tree.budget, manifest.prefill_chunk_tokens, pages)
+    tree, num_nodes = manifest.tree, manifest.tree.budget
+    if is_head and tree.kind is TreeKind.DYNAMIC:
+        num_nodes = max(num_nodes, tree.top_k * (tree.depth + 1))
+    return default_buckets(manifest.max_batch_size, num_nodes, manifest.prefill_chunk_tokens, pages)
 
 
 def write_plans(
@@ -105,16 +112,16 @@ def write_plans(
     context = emission_context(tensorrt, gpu, manifest, config.tensorrt.tp_size)
     builder = tensorrt.module.Builder(tensorrt.module.Logger(tensorrt.module.Logger.WARNING))
     settings = plan_settings(config, gpu)
-    buckets = engine_buckets(manifest)
     bindings = {}
     for file, emitted in emit_networks(builder, context, manifest, weights):
         progress.stage(f"building {file}")
-        plan = build_plan(builder, emitted, profiles_of(emitted, buckets), settings, _reporter(progress))
+        profiles = profiles_of(emitted, engine_buckets(manifest, is_head=emitted.name != "target"))
+        plan = build_plan(builder, emitted, profiles, settings, _reporter(progress))
         (directory / file).write_bytes(plan)
         bindings.setdefault(emitted.name, bindings_of(emitted))
     kept = weights if config.tensorrt.strip_weights else kept_weights(weights, context)
     save_file(kept, directory / WEIGHTS_FILE)
-    return replace(manifest, tensorrt=plan_record(context, config.tensorrt, gpu, (buckets, bindings)))
+    return replace(manifest, tensorrt=plan_record(context, config.tensorrt, gpu, bindings))
 
 
 def emission_context(tensorrt: TensorRT, gpu: Gpu, manifest: Manifest, num_ranks: int) -> EmissionContext:
@@ -198,10 +205,9 @@ def plan_settings(config: BuildConfig, gpu: Gpu) -> PlanSettings:
 
 
 def plan_record(
-    context: EmissionContext, settings: TensorRTConfig, gpu: Gpu, tuned: tuple[Buckets, dict[str, tuple[Binding, ...]]]
+    context: EmissionContext, settings: TensorRTConfig, gpu: Gpu, bindings: dict[str, tuple[Binding, ...]]
 ) -> TensorRTRecord:
-    """What the manifest keeps; `tuned` are the buckets and the bindings of every plan."""
-    buckets, bindings = tuned
+    """What the manifest keeps of the plans."""
     assert isinstance(context.attention, PluginSettings)
     return TensorRTRecord(
         gpu=gpu.name,
@@ -210,10 +216,9 @@ def plan_record(
         plugin_version=plugin_version(),
         tp_size=context.num_ranks,
         num_splits=context.attention.num_splits,
+        is_version_compatible=settings.version_compatible,
         is_refittable=settings.refit or settings.strip_weights,
         is_stripped=settings.strip_weights,
-        batch_sizes=buckets.batch_sizes,
-        tree_nodes=buckets.tree_nodes,
         bindings=bindings,
         shared_tables=tuple(context.shared_tables),
     )

@@ -79,31 +79,38 @@ def emit_target(
 
 
 def emit_head(builder: Any, context: EmissionContext, head: HeadSpec, weights: Weights) -> list[EmittedNetwork]:
-    """The head's networks: Medusa one; EAGLE one; EAGLE-3 its layer, and the fusion of features on its own."""
+    """The head's networks: Medusa's `head`; EAGLE's `head` (its layer) and `logits`; EAGLE-3's `fuse` of features too."""
     if head.kind is HeadKind.MEDUSA:
         return [_emit_medusa(builder, context, head, weights)]
     if head.kind not in (HeadKind.EAGLE, HeadKind.EAGLE3):
         raise BuildError(f"{head.kind.value} heads are not emitted for TensorRT; use --executor torch.")
-    networks = [_emit_eagle(builder, context, head, weights)]
+    networks = [_emit_layer(builder, context, head, weights), _emit_logits(builder, context, head, weights)]
     if head.kind is HeadKind.EAGLE3:
         networks.append(_emit_fuse(builder, context, head, weights))
     return networks
 
 
-def _emit_eagle(builder: Any, context: EmissionContext, head: HeadSpec, weights: Weights) -> EmittedNetwork:
-    """hidden [B,N,H] and token_ids -> next_hidden [B,N,H], logits [B,N,Vd] float32; the head's own K/V cache."""
+def _emit_layer(builder: Any, context: EmissionContext, head: HeadSpec, weights: Weights) -> EmittedNetwork:
+    """hidden [B,N,H] and token_ids -> next_hidden [B,N,H]; the head's own K/V cache."""
     assert head.decoder is not None
     graph = _graph(builder, context)
     hidden = graph.input("hidden", context.dtype, (-1, -1, head.hidden_size))
     inputs = _pass_inputs(graph, context, has_node_offset=isinstance(context.attention, NativeSettings))
-    borrowed = [] if head.owns_embedding else [EMBEDDING]
-    named = _head_weights(graph, context, weights, borrowed + ([] if LM_HEAD in weights else [LM_HEAD]))
+    named = _head_weights(graph, context, weights, [] if head.owns_embedding else [EMBEDDING])
     ops = TensorRTOps(graph, named, _settings(graph, context, 1, head.decoder.has_unit_offset_norm, num_ranks=1))
     embedding = ops.embedding("embed_tokens", inputs.token_ids)
-    hidden = eagle_layer(ops, head, hidden, embedding, inputs)
-    graph.mark_output(graph.cast(eagle_logits(ops, head, hidden), torch.float32), "logits")
-    graph.mark_output(hidden, "next_hidden")
+    graph.mark_output(eagle_layer(ops, head, hidden, embedding, inputs), "next_hidden")
     return EmittedNetwork("head", graph.network, graph)
+
+
+def _emit_logits(builder: Any, context: EmissionContext, head: HeadSpec, weights: Weights) -> EmittedNetwork:
+    """hidden [B,N,H] -> logits [B,N,Vd] float32. A plan of its own: a step starts from the hidden state of the last one."""
+    graph = _graph(builder, context)
+    hidden = graph.input("hidden", context.dtype, (-1, -1, head.hidden_size))
+    named = _head_weights(graph, context, weights, [] if LM_HEAD in weights else [LM_HEAD])
+    ops = TensorRTOps(graph, named, EmissionSettings(attention=None))
+    graph.mark_output(graph.cast(eagle_logits(ops, head, hidden), torch.float32), "logits")
+    return EmittedNetwork("logits", graph.network, graph)
 
 
 def _emit_fuse(builder: Any, context: EmissionContext, head: HeadSpec, weights: Weights) -> EmittedNetwork:
