@@ -3,7 +3,9 @@
 import io
 import json
 import re
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import cache
 from html.parser import HTMLParser
 
 import pytest
@@ -31,16 +33,22 @@ CASES = {
 }
 
 
-def explained(tiny_engine, name: str, **settings: object) -> Explanation:
-    head, options = CASES[name]
-    path = tiny_engine(head)
-    config = ExplainConfig(engine=path, prompt=PROMPT, max_tokens=24, **{**options, **settings})
-    return explanation_of(read_engine(path), config)
+@pytest.fixture(scope="module")
+def explained(tiny_engine) -> Callable[[str], Explanation]:
+    """The explanation of each case, made once."""
+
+    @cache
+    def explained(name: str) -> Explanation:
+        head, options = CASES[name]
+        path = tiny_engine(head)
+        return explanation_of(read_engine(path), ExplainConfig(engine=path, prompt=PROMPT, max_tokens=24, **options))
+
+    return explained
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_step_is_told_as_it_happened(tiny_engine, name):
-    explanation = explained(tiny_engine, name)
+def test_every_step_is_told_as_it_happened(explained, name):
+    explanation = explained(name)
     assert explanation.num_target_steps == len(explanation.steps) > 0
     emitted = 1 + sum(step.num_emitted for step in explanation.steps)
     assert explanation.tau == pytest.approx((emitted - 1) / len(explanation.steps))
@@ -65,9 +73,9 @@ def test_every_step_is_told_as_it_happened(tiny_engine, name):
         assert explanation.acceptance_by_depth == ()
 
 
-def test_target_probabilities_are_those_of_transformers(tiny_engine, tiny_target):
+def test_target_probabilities_are_those_of_transformers(explained, tiny_engine, tiny_target):
     model = LlamaForCausalLM.from_pretrained(tiny_target, dtype=torch.float32)
-    explanation = explained(tiny_engine, "dynamic")
+    explanation = explained("dynamic")
     engine = read_engine(tiny_engine("eagle3"))
     from transformers import AutoTokenizer
 
@@ -87,9 +95,9 @@ def test_target_probabilities_are_those_of_transformers(tiny_engine, tiny_target
         assert node.target_prob == pytest.approx(float(law[node.token_id]), rel=1e-2, abs=1e-5)
 
 
-def test_the_reason_names_a_token_that_the_head_does_not_know(tiny_engine):
+def test_the_reason_names_a_token_that_the_head_does_not_know(explained):
     """The head of 200 draft tokens misses a third of the vocabulary, and a random target often wants one of those."""
-    explanation = explained(tiny_engine, "dynamic")
+    explanation = explained("dynamic")
     assert explanation.misses[Miss.VOCABULARY.value] > 0
     step = next(step for step in explanation.steps if step.miss is Miss.VOCABULARY)
     assert "is not in the head's vocabulary" in step.why
@@ -118,8 +126,8 @@ class Outline(HTMLParser):
             assert self.open.pop() == tag
 
 
-def test_the_page_stands_alone_and_shows_every_node(tiny_engine):
-    explanation = explained(tiny_engine, "dynamic")
+def test_the_page_stands_alone_and_shows_every_node(explained):
+    explanation = explained("dynamic")
     page = page_of(explanation)
     outline = Outline()
     outline.feed(page)
@@ -133,8 +141,8 @@ def test_the_page_stands_alone_and_shows_every_node(tiny_engine):
     assert "a&lt;b &amp; c" in page
 
 
-def test_boxes_of_the_page_do_not_overlap(tiny_engine):
-    page = page_of(explained(tiny_engine, "static"))
+def test_boxes_of_the_page_do_not_overlap(explained):
+    page = page_of(explained("static"))
     for svg in re.findall("<svg.*?</svg>", page, flags=re.DOTALL):
         width, height = (float(re.search(f'{name}="([0-9.]+)"', svg)[1]) for name in ("width", "height"))
         boxes = [
@@ -146,8 +154,8 @@ def test_boxes_of_the_page_do_not_overlap(tiny_engine):
             assert all(x != other_x or abs(y - other_y) >= h for other_x, other_y, _, _ in boxes[index + 1 :])
 
 
-def test_the_terminal_shows_paths_and_counts_what_it_hides(tiny_engine):
-    explanation = explained(tiny_engine, "dynamic")
+def test_the_terminal_shows_paths_and_counts_what_it_hides(explained):
+    explanation = explained("dynamic")
     texts = []
     for shows_everything in (False, True):
         stream = io.StringIO()

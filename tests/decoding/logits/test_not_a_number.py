@@ -72,7 +72,7 @@ def test_every_rule_ends_a_request_of_nan_and_of_nothing_allowed(tiny_engine, tr
         SamplingParams(**common, embedding_bias=((POISON, 60.0),), bad_sequences=((5, POISON),)),
         SamplingParams(**common),
         SamplingParams(
-            **common, bad_sequences=tuple((6, first, token) for first in range(300) for token in range(0, 300))
+            **common, embedding_bias=((50, 90.0),), bad_sequences=tuple((6, 50, token) for token in range(300))
         ),
     ]
     requests = [Request(request_id=i, prompt_ids=(3, 5 + i // 2), sampling=s) for i, s in enumerate(params)]
