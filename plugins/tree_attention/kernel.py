@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from furcate.plugins.tree_attention.ancestors import tree_attended
+from furcate.plugins.tree_attention.pages import attend_earlier_nodes, attend_prefix
 from furcate.plugins.tree_attention.rows import key_dims, pool_base, rotated_rows, row_offsets
 from furcate.plugins.tree_attention.softmax import LOG2E, LOWEST, attend_block
 
@@ -68,82 +69,21 @@ def tree_attention_split(
         q_rows, position, is_row, rope_cos_ptr, rope_sin_ptr, query_norm_ptr, D, DP, EPS, HAS_NORMS, IS_FUSED
     ).to(DTYPE)
 
-    m = tl.full([BLOCK_M], LOWEST, tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, DP], tl.float32)
-
-    # The prefix: blocks start at multiples of BLOCK_N, so a block lies on one page where pages are at least as long.
-    first = 0
-    if WINDOW is not None:
-        first = tl.maximum(cache_length + 1 - WINDOW, 0) // BLOCK_N * BLOCK_N
-    per_split = tl.cdiv(tl.cdiv(cache_length - first, BLOCK_N), num_splits) * BLOCK_N
-    low = first + split * per_split
-    high = tl.minimum(low + per_split, cache_length)
-    whole = high // BLOCK_N * BLOCK_N
-    n = tl.arange(0, BLOCK_N)
-    if PAGE >= BLOCK_N:
-        page = tl.load(table + low // PAGE, mask=low < high, other=0)
-    else:
-        page = tl.load(table + (low + n) // PAGE, mask=low + n < high, other=0)
-    for start in tl.range(low, whole, BLOCK_N, num_stages=STAGES):
-        # The next block's page id is fetched one block ahead, so that its K/V copy need not wait for it.
-        if PAGE >= BLOCK_N:
-            next_page = tl.load(table + (start + BLOCK_N) // PAGE, mask=start + BLOCK_N < high, other=0)
-            rows = row_offsets(page, start % PAGE + n, PAGE, ROW_WIDTH)
-        else:
-            following = start + BLOCK_N + n
-            next_page = tl.load(table + following // PAGE, mask=following < high, other=0)
-            rows = row_offsets(page, n % PAGE, PAGE, ROW_WIDTH)
-        keys, values = pool + rows[:, None] + kd[None, :], pool + (rows + PAGE * ROW_WIDTH)[:, None] + d[None, :]
-        if D == DP:
-            k, v = tl.load(keys), tl.load(values)
-        else:
-            k = tl.load(keys, mask=is_kd[None, :], other=0.0)
-            v = tl.load(values, mask=(d < D)[None, :], other=0.0)
-        is_attended = None
-        if WINDOW is not None:
-            is_attended = position[:, None] - (start + n)[None, :] < WINDOW
-        m, total, acc = attend_block(
-            q, k.to(DTYPE), v.to(DTYPE), is_attended, m, total, acc, qk_scale, SOFTCAP, PRECISION
-        )
-        page = next_page
-    if whole < high and low < high:
-        # The prefix's last, partial block: rows behind the cache's end are not read, whatever they hold.
-        slot = whole + n
-        rows = row_offsets(page, slot % PAGE, PAGE, ROW_WIDTH)
-        keys, values = pool + rows[:, None] + kd[None, :], pool + (rows + PAGE * ROW_WIDTH)[:, None] + d[None, :]
-        k = tl.load(keys, mask=(slot < high)[:, None] & is_kd[None, :], other=0.0).to(DTYPE)
-        v = tl.load(values, mask=(slot < high)[:, None] & (d < D)[None, :], other=0.0).to(DTYPE)
-        is_attended = (slot < high)[None, :]
-        if WINDOW is not None:
-            is_attended = is_attended & (position[:, None] - slot[None, :] < WINDOW)
-        m, total, acc = attend_block(q, k, v, is_attended, m, total, acc, qk_scale, SOFTCAP, PRECISION)
-
+    m, total, acc = attend_prefix(
+        q, position, pool, table, cache_length, qk_scale, split, num_splits,
+        D, DP, PAGE, ROW_WIDTH, BLOCK_M, BLOCK_N, STAGES, SOFTCAP, WINDOW, PRECISION,
+    )  # fmt: skip
     if split == num_splits - 1:
         t = tl.arange(0, BLOCK_T)
         mask_rows = tree_mask_ptr + (b * num_nodes + node) * num_words
         num_columns = node_offset + num_valid
         last = node_offset + node
         if HAS_OFFSET:
-            for start in tl.range(0, node_offset, BLOCK_T, num_stages=1):
-                column = start + t
-                slot = cache_length + column
-                is_earlier = column < node_offset
-                page_t = tl.load(table + slot // PAGE, mask=is_earlier & (slot // PAGE < num_pages), other=-1)
-                is_attended = tree_attended(
-                    mask_rows, is_row, last, position, cache_length, start, node_offset, num_words, column,
-                    IS_CHAIN, WINDOW,
-                )  # fmt: skip
-                # A column that no row attends may never have been stored.
-                is_stored = (tl.max(is_attended.to(tl.int32), 0) > 0) & (page_t >= 0)
-                rows = row_offsets(page_t, slot % PAGE, PAGE, ROW_WIDTH)
-                keys, values = (
-                    pool + rows[:, None] + kd[None, :],
-                    pool + (rows + PAGE * ROW_WIDTH)[:, None] + d[None, :],
-                )
-                k = tl.load(keys, mask=is_stored[:, None] & is_kd[None, :], other=0.0).to(DTYPE)
-                v = tl.load(values, mask=is_stored[:, None] & (d < D)[None, :], other=0.0).to(DTYPE)
-                m, total, acc = attend_block(q, k, v, is_attended, m, total, acc, qk_scale, SOFTCAP, PRECISION)
+            m, total, acc = attend_earlier_nodes(
+                q, position, pool, table, cache_length, qk_scale, m, total, acc,
+                mask_rows, is_row, last, node_offset, num_words, num_pages,
+                D, DP, PAGE, ROW_WIDTH, BLOCK_T, SOFTCAP, WINDOW, PRECISION, IS_CHAIN,
+            )  # fmt: skip
         end = num_valid
         if IS_CHAIN:
             end = tl.minimum(num_valid, ((m_block + 1) * BLOCK_M - 1) // PACK + 1)
