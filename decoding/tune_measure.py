@@ -4,7 +4,7 @@ Text is decoded plainly once; then the drafter is led along it token by token, s
 all before were right. No target pass is needed for that. N nodes, K drafted nodes.
 """
 
-import statistics
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ NUM_REPEATS = 7
 
 @dataclass(frozen=True, kw_only=True)
 class PassTimes:
-    """Milliseconds, medians: of the target's pass over n nodes, and of a draft pass over k nodes (k = 0: starting a draft)."""
+    """Milliseconds, undisturbed: of the target's pass over n nodes, and of a draft pass over k nodes (k = 0: starting a draft)."""
 
     verify_ms: dict[int, float]
     draft_ms: dict[int, float]
@@ -57,24 +57,26 @@ def measure_passes(
     pages = -(-(context + max(*sizes, sum(widths)) + 2) // executor.manifest.page_size)
     table = torch.arange(pages, dtype=torch.int32, device=executor.device)[None]
     lengths = torch.tensor([context], dtype=torch.int32, device=executor.device)
-    verify = {}
+    passes: dict[tuple[str, int], Callable[[], object]] = {}
     for size in sizes:
         tree = (expansion_shape([size - 1]) if size > 1 else single_node_shape()).tree(
             torch.full((1, size), 5, device=executor.device)
         )
         inputs = _tree_inputs(tree, lengths, table)
-        verify[size] = _median_ms(lambda inputs=inputs: executor.target_pass(inputs), executor.device)
-    if proposer is None:
-        return PassTimes(verify_ms=verify, draft_ms={})
-    state = _observe_prompt(executor, proposer, [5] * context, 5, table)
-    rows = DraftRows(
-        states=state, root_ids=torch.tensor([5], device=executor.device), cache_lengths=lengths, page_table=table
-    )
-    drafting = {0: _median_ms(lambda: proposer.start(rows).propose(4), executor.device)}
-    for width in widths:
-        drafting[width] = _median_ms(lambda width=width: _start_and_descend(proposer, rows, width), executor.device)
-        drafting[width] = max(drafting[width] - drafting[0], 0.0)
-    return PassTimes(verify_ms=verify, draft_ms=drafting)
+        passes["verify", size] = lambda inputs=inputs: executor.target_pass(inputs)
+    if proposer is not None:
+        state = _observe_prompt(executor, proposer, [5] * context, 5, table)
+        rows = DraftRows(
+            states=state, root_ids=torch.tensor([5], device=executor.device), cache_lengths=lengths, page_table=table
+        )
+        passes["draft", 0] = lambda: proposer.start(rows).propose(4)
+        for width in widths:
+            passes["draft", width] = lambda width=width: _start_and_descend(proposer, rows, width)
+    times = _least_ms(passes, executor.device)
+    drafting = {width: max(ms - times["draft", 0], 0.0) for (kind, width), ms in times.items() if kind == "draft"}
+    if proposer is not None:
+        drafting[0] = times["draft", 0]
+    return PassTimes(verify_ms={size: times["verify", size] for size in sizes}, draft_ms=drafting)
 
 
 def _start_and_descend(proposer: Proposer, rows: DraftRows, width: int) -> None:
@@ -85,15 +87,21 @@ def _start_and_descend(proposer: Proposer, rows: DraftRows, width: int) -> None:
     draft.propose(4)
 
 
-def _median_ms(run: Callable[[], object], device: torch.device) -> float:
-    times = []
-    for _ in range(NUM_REPEATS + 1):
-        _wait(device)
-        start = time.perf_counter()
+def _least_ms(
+    passes: dict[tuple[str, int], Callable[[], object]], device: torch.device
+) -> dict[tuple[str, int], float]:
+    """The least time of each pass. All take turns, so that whatever else the machine does slows none of them alone."""
+    times = dict.fromkeys(passes, math.inf)
+    for run in passes.values():
         run()
-        _wait(device)
-        times.append(1e3 * (time.perf_counter() - start))
-    return statistics.median(times[1:])
+    for _ in range(NUM_REPEATS):
+        for name, run in passes.items():
+            _wait(device)
+            start = time.perf_counter()
+            run()
+            _wait(device)
+            times[name] = min(times[name], 1e3 * (time.perf_counter() - start))
+    return times
 
 
 def _wait(device: torch.device) -> None:

@@ -60,13 +60,16 @@ class _Chances:
 
     def spread(self, node: int) -> None:
         """Sets the alphas of the node's children, and its own beta; a child's beta is its alpha until it is spread too."""
+        is_below = self.is_child & (self.tree.parents == node)
+        # A look is free on a CPU, where most nodes of a tree are leaves.
+        if node > 0 and is_below.device.type == "cpu" and not is_below.any():
+            return
         alpha, drawn = self.alphas[:, node], self.drawn[:, node]
         s = self._drawn_law(drawn)
         excess = alpha if s is None else self._excess(self.target[:, node], alpha, s).sum(1)
         Z = (1 - alpha + excess).clamp(min=TINY)
         ratio = alpha * entries(self.reach, drawn) / self._drawn_mass(s, drawn)
         a_drawn = ratio.clamp(max=1) * (drawn > 0)
-        is_below = self.is_child & (self.tree.parents == node)
         rest = (alpha * (1 - a_drawn) / Z)[:, None] * self.reach
         a = torch.where(self.is_drawn, a_drawn[:, None], rest) * is_below
         total = a.cumsum(1)
@@ -87,7 +90,7 @@ class _Chances:
     def _drawn_law(self, drawn: Int64[Tensor, " B"]) -> Float[Tensor, "B V"] | None:
         """s of the drawn children, 0 for rows without one; None when no row of the tree has any."""
         laws = self.tree.draft_laws
-        if laws is None:
+        if laws is None or (drawn.device.type == "cpu" and not drawn.any()):
             return None
         return table_rows(laws.probs, entries(laws.law_ids, drawn)) * (drawn > 0)[:, None]
 

@@ -94,8 +94,10 @@ class MixedGrower:
         first = 1  # index of the next candidate, one more than its place, as rerank counts
         for num_children, width in self.config.levels:
             laws = draft_laws(draft.logits, sampling)
-            top = laws.topk(num_children, dim=2)
-            below = expand_level(scores, top.values.log(), width)
+            top = draft.logits.topk(num_children, dim=2)
+            # Scored by the draft's own law: sharpened by a low temperature it would be too sure of its deep paths.
+            log_probs = top.values.float() - draft.logits.float().logsumexp(2, keepdim=True)
+            below = expand_level(scores, log_probs, width)
             child_ids = top.indices.flatten(1)
             levels.append(
                 _Level(
@@ -105,7 +107,7 @@ class MixedGrower:
                     num_children=num_children,
                     child_ids=child_ids,
                     child_scores=below.candidate_scores,
-                    rest=1 - top.values.sum(2),
+                    rest=1 - laws.gather(2, top.indices).sum(2),
                 )
             )
             if len(levels) < len(self.config.levels):
