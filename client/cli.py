@@ -20,10 +20,10 @@ class Command:
 
 COMMANDS = {
     "serve": Command(module="cli_serve", run="run", summary="Serve a model repository with Triton."),
-    "canary": Command(module="cli_canary", run="run", summary="Ask a server for a few tokens: does it really serve?"),
     "generate": Command(
         module="cli_generate", run="run", summary="Generate text on a server, streamed to the terminal."
     ),
+    "canary": Command(module="cli_canary", run="run", summary="Ask a server for a few tokens: does it really serve?"),
     "compare": Command(
         module="cli_engine",
         run="run_compare",
