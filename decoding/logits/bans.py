@@ -1,7 +1,8 @@
 """Tokens that may not come next, given the tokens before them: bad words, and endings before `min_tokens`.
 
-N nodes, W banned sequences, L tokens of their longest beginning, V vocabulary. A sequence is banned by barring its last token
-wherever the rest of it has just been written. Bad words look back into the prompt, as in TensorRT-LLM and transformers.
+N nodes, W banned sequences, U tokens they end in, L tokens of their longest beginning, V vocabulary. A sequence is banned by
+barring its last token wherever the rest of it has just been written. Bad words look back into the prompt, as in TensorRT-LLM
+and transformers.
 
 `min_tokens` counts the tokens of the text without what ends it: an end id is barred while fewer have been written
 (TensorRT-LLM's min_length, vLLM's min_tokens), and so is the token that would complete a stop sequence and leave a text,
@@ -32,7 +33,7 @@ class Ban:
 class Bans:
     """The banned sequences of one request.
 
-    beginnings[w, l] is the token l places before the barred one, and is_any[w, l] is true behind its first token.
+    beginnings[w, l] is the token l + 1 places before the barred one; is_any[w, l] is true before the sequence's first token.
     """
 
     def __init__(self, bans: list[Ban], device: torch.device) -> None:
@@ -41,7 +42,9 @@ class Bans:
         padded = [[*ids, *[-1] * (self.length - len(ids))] for ids in reversed_]
         self.beginnings: Int64[Tensor, "W L"] = torch.tensor(padded, dtype=torch.int64, device=device)
         self.is_any: Bool[Tensor, "W L"] = self.beginnings < 0
-        self.barred: Int64[Tensor, " W"] = torch.tensor([ban.token_ids[-1] for ban in bans], device=device)
+        lasts = torch.tensor([ban.token_ids[-1] for ban in bans], device=device)
+        self.barred: Int64[Tensor, " U"]
+        self.barred, self._places = lasts.unique(return_inverse=True)
         self.first: Int64[Tensor, " W"] = torch.tensor([ban.first for ban in bans], device=device)
         self.end: Int64[Tensor, " W"] = torch.tensor([ban.end for ban in bans], device=device)
         self.last_end = max(ban.end for ban in bans)
@@ -49,20 +52,17 @@ class Bans:
 
     def apply(
         self, logits: Float[Tensor, "N V"], nodes: Nodes, row: int, history: list[int], num_answered: int
-    ) -> Float[Tensor, "N V"]:
-        """The logits of a row's nodes with barred tokens at -inf; `history` is prompt and answer, the root's token last."""
+    ) -> None:
+        """Sets barred tokens of a row's nodes to -inf, in place; `history` is prompt and answer, the root's token last."""
         num_before = (nodes.depths[row] + num_answered)[:, None]
-        is_barred = (num_before >= self.first) & (num_before < self.end)
+        is_banned = (num_before >= self.first) & (num_before < self.end)
         if self.length > 0:
             suffixes = nodes.suffixes(row, history, self.length)
-            is_barred = is_barred & ((suffixes[:, None] == self.beginnings) | self.is_any).all(-1)
-        return logits.masked_fill(_spread(is_barred, self.barred, logits.shape[1]), -torch.inf)
-
-
-def _spread(is_barred: Bool[Tensor, "N W"], barred: Int64[Tensor, " W"], vocab_size: int) -> Bool[Tensor, "N V"]:
-    """Which tokens any sequence bars; several may end in the same token."""
-    counts = torch.zeros(len(is_barred), vocab_size, dtype=torch.int32, device=is_barred.device)
-    return counts.index_add_(1, barred, is_barred.int()) > 0
+            is_banned = is_banned & ((suffixes[:, None] == self.beginnings) | self.is_any).all(-1)
+        # Several sequences may end in the same token: any of them bars it.
+        num_bans = torch.zeros(len(logits), len(self.barred), dtype=torch.int32, device=logits.device)
+        is_barred = num_bans.index_add_(1, self._places, is_banned.int()) > 0
+        logits[:, self.barred] = logits[:, self.barred].masked_fill_(is_barred, -torch.inf)
 
 
 def bans_of(sampling: SamplingParams) -> list[Ban]:

@@ -1,7 +1,7 @@
 """Guided decoding: only tokens that keep a text within a JSON schema, a regular expression or a grammar.
 
-N nodes, V vocabulary. llguidance keeps the state of each text; a step walks it down the tree and back, so that every node's
-mask is that of its own path.
+N nodes, M of them reached, V vocabulary. llguidance keeps the state of each text; a step walks it down the tree and back, so
+that every node's mask is that of its own path.
 """
 
 import json
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from furcate.builder.errors import RequestError
 from furcate.decoding.request import Guide, GuideKind
-from furcate.decoding.tree import WORD_BITS, unpack_mask
+from furcate.decoding.tree import WORD_BITS
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -79,32 +79,31 @@ class TextGuide:
         """Consumes tokens just emitted. The text is over at the first that the grammar does not take: an end."""
         self._matcher.try_consume_tokens(new_ids)
 
-    def allowed(self, token_ids: list[int], parents: list[int]) -> Bool[Tensor, "N V"]:
-        """What may follow each node. Nodes whose own token is not allowed are never reached, and bar nothing.
+    def barred(self, token_ids: list[int], parents: list[int]) -> tuple[list[int], Bool[Tensor, "M V"]]:
+        """The M nodes that can be reached, and what may not follow each of them.
 
-        Parents precede children; node 0 is the root, which has been consumed. The matcher is left as it was.
+        A node whose own token may not follow its parent is never reached, nor is what lies below it. Parents precede children;
+        node 0 is the root, which has been consumed. The matcher is left as it was.
         """
-        num_nodes = len(token_ids)
-        children: list[list[int]] = [[] for _ in range(num_nodes)]
-        for node in range(num_nodes - 1, 0, -1):
+        children: list[list[int]] = [[] for _ in token_ids]
+        for node in range(len(token_ids) - 1, 0, -1):
             children[parents[node]].append(node)
-        words = np.full((num_nodes, -(-self._vocab_size // WORD_BITS)), -1, dtype=np.int32)
-        ends: list[tuple[int, bool]] = []
-        self._walk(token_ids, children, words, ends)
-        allowed = unpack_mask(torch.from_numpy(words)[None], self._vocab_size)[0]
-        for node, is_accepting in ends:
-            allowed[node, self._grammar_end_ids] = False
-            if is_accepting:
-                allowed[node, self._end_ids] = True
-        return allowed
+        words = np.zeros((len(token_ids), -(-self._vocab_size // WORD_BITS)), dtype=np.int32)
+        reached, is_accepting = self._walk(token_ids, children, words)
+        bits = np.unpackbits(words[: len(reached)].view(np.uint8), axis=1, count=self._vocab_size, bitorder="little")
+        barred = torch.from_numpy(bits == 0)
+        barred[:, self._grammar_end_ids] = True
+        ends = torch.tensor(self._end_ids)
+        barred[:, ends] = barred[:, ends] & ~torch.tensor(is_accepting)[:, None]
+        return reached, barred
 
-    def _walk(
-        self, token_ids: list[int], children: list[list[int]], words: np.ndarray, ends: list[tuple[int, bool]]
-    ) -> None:
-        """Fills the mask words of the nodes that can be reached, and notes whether the text may end after each."""
+    def _walk(self, token_ids: list[int], children: list[list[int]], words: np.ndarray) -> tuple[list[int], list[bool]]:
+        """The nodes that can be reached and whether the text may end after each; their mask words are filled in turn."""
         from llguidance.numpy import fill_next_token_bitmask
 
         matcher = self._matcher
+        reached: list[int] = []
+        is_accepting: list[bool] = []
         # A node is met twice: going down it is consumed, and None takes back the one consumed last.
         ahead: list[int | None] = [0]
         while ahead:
@@ -116,9 +115,11 @@ class TextGuide:
                 if matcher.try_consume_tokens([token_ids[node]]) == 0:
                     continue
                 ahead.append(None)
-            fill_next_token_bitmask(matcher, words, node)
-            ends.append((node, matcher.is_accepting()))
+            fill_next_token_bitmask(matcher, words, len(reached))
+            reached.append(node)
+            is_accepting.append(matcher.is_accepting())
             ahead += children[node]
+        return reached, is_accepting
 
 
 def _grammar_of(guide: Guide) -> str:

@@ -1,7 +1,7 @@
 """The nodes of one step as logits processing sees them, and each node's own context.
 
-R rows that are processed, N nodes, L tokens of context. The root is a sequence's newest token: what is known of a
-sequence's history includes it, so paths count from below the root.
+R rows that are processed, N nodes, L tokens of context, T tokens asked about. The root is a sequence's newest token: what is
+known of a sequence's history includes it, so paths count from below the root.
 """
 
 from dataclasses import dataclass
@@ -41,12 +41,12 @@ class Nodes:
             below_root=self.below_root[rows],
         )
 
-    def path_counts(self) -> Float[Tensor, "R N N"]:
-        """How often the token of node j stands on the path to node n, at [r, n, j]; the root's token is not counted.
+    def path_counts(self, token_ids: Int64[Tensor, "R T"]) -> Float[Tensor, "R N T"]:
+        """How often token_ids[r, t] stands on the path to node n, at [r, n, t]; the root's token is not counted.
 
-        With tokens [5, 7, 7] in a chain: row 2 is [0, 2, 2], and row 1 is [0, 1, 1], though node 2 is not on its path.
+        A chain of [5, 7, 7] has for the tokens [5, 7] the rows [0, 0], [0, 1], [0, 2].
         """
-        is_same = (self.token_ids[:, :, None] == self.token_ids[:, None, :]).float()
+        is_same = (self.token_ids[:, :, None] == token_ids[:, None, :]).float()
         return self.below_root.float() @ is_same
 
     def suffixes(self, row: int, history: list[int], length: int) -> Int64[Tensor, "N L"]:

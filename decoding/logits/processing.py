@@ -64,10 +64,11 @@ class LogitsProcessing:
         processed = self._penalised(logits[self.rows].float(), nodes)
         for row, text in enumerate(self.texts):
             if text.bans is not None:
-                processed[row] = text.bans.apply(processed[row], nodes, row, text.history, text.num_answered)
+                text.bans.apply(processed[row], nodes, row, text.history, text.num_answered)
             if text.guide is not None:
-                allowed = text.guide.allowed(*nodes.lists(row)).to(logits.device)
-                processed[row].masked_fill_(~allowed, -torch.inf)
+                reached, barred = text.guide.barred(*nodes.lists(row))
+                rows = torch.tensor(reached, device=logits.device)
+                processed[row, rows] = processed[row, rows].masked_fill_(barred.to(logits.device), -torch.inf)
         if len(self.texts) == len(logits):
             return processed
         return logits.float().index_copy(0, self.rows, processed)
