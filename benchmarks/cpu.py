@@ -97,7 +97,8 @@ def report(options: Options, tree: str, dtype: str, comparisons: list[Comparison
     ms = {name: round(value, 2) for name, value in total.ms_per_step.items()}
     console.print(
         f"speculative / plain {total.ratio:.2f}, tau {total.tau:.3f}, identical {total.num_identical}/{total.num_prompts}, "
-        f"outside target and head forward {100 * total.overhead_share:.1f}%, of the promised speed {100 * total.promised_share:.0f}%",
+        f"outside target and head forward {100 * total.overhead_share:.1f}%, "
+        f"of the promised speed {100 * total.promised_share:.0f}%",
         highlight=False,
     )
     console.print(f"ms per step {ms}; plain {total.plain_ms_per_step['step']:.1f}", highlight=False)

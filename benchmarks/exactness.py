@@ -2,8 +2,8 @@
 
     .venv/bin/python benchmarks/exactness.py ENGINE... [--prompts examples/prompts.jsonl] [--max-tokens 128]
 
-ENGINEs are float32 engines of one target (one a head). Plain texts are made once, one prompt at a time; every tree's texts in batches,
-which is the harder case. Tau is given twice: of emitted tokens, and as peers count it, with what the token limit cut off.
+ENGINEs are float32 engines of one target (one a head). Plain texts are made once, one prompt at a time; every tree's texts in
+batches, the harder case. Tau is given twice: of emitted tokens, and as peers count it, with what the token limit cut off.
 Writes benchmarks/results/exactness.json. Speed plays no part, so it may share the machine.
 """
 

@@ -218,7 +218,9 @@ def _num_slots(grower: Grower, proposer: Proposer | None) -> int:
     return max(grower.num_nodes, num_held + grower.num_cached_nodes, num_held + grower.max_depth + 1)
 
 
-def executor_features(features: Float[Tensor, "B N F"] | None, path: Int64[Tensor, "B A"]) -> Float[Tensor, "B A F"] | None:
+def executor_features(
+    features: Float[Tensor, "B N F"] | None, path: Int64[Tensor, "B A"]
+) -> Float[Tensor, "B A F"] | None:
     """The features of the nodes on each row's path; None where the drafter reads none."""
     if features is None:
         return None
