@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from furcate.builder.errors import BuildError
+from furcate.builder.ops.tensorrt_versions import TensorRT
 from furcate.builder.tensorrt_networks import EmittedNetwork
 from furcate.builder.tensorrt_profiles import Profile, add_profiles
 
@@ -41,13 +43,15 @@ def build_plan(
     """
     tensorrt = emitted.graph.tensorrt
     config = builder.create_builder_config()
-    _apply(tensorrt, config, settings)
+    apply_settings(tensorrt, config, settings)
     if settings.is_refittable or settings.strips_weights:
         # Only the checkpoint's weights: scalars and rotary tables stay in the plan.
         for name in emitted.graph.weight_names:
             emitted.network.mark_weights_refittable(name)
     add_profiles(builder, config, emitted, profiles)
-    cache = _read_timing_cache(config, settings.timing_cache)
+    cache_file = settings.timing_cache if tensorrt.has_timing_cache else None
+    if cache_file is not None:
+        read_timing_cache(config, cache_file)
     monitor = None if progress is None else progress_monitor(tensorrt.module, progress)
     if monitor is not None:
         config.progress_monitor = monitor
@@ -57,11 +61,13 @@ def build_plan(
             f"{tensorrt.label} could not build the {emitted.name} network; its log above says why. "
             "Smaller --max-batch-size or --workspace-gib may help when it is memory."
         )
-    _write_timing_cache(config, settings.timing_cache, cache)
+    if cache_file is not None:
+        write_timing_cache(config, cache_file)
     return bytes(memoryview(plan))
 
 
-def _apply(tensorrt: Any, config: Any, settings: PlanSettings) -> None:
+def apply_settings(tensorrt: TensorRT, config: Any, settings: PlanSettings) -> None:
+    """Sets an IBuilderConfig's flags and limits."""
     trt = tensorrt.module
     tensorrt.set_architecture(config, settings.arch)
     flags = {
@@ -80,22 +86,19 @@ def _apply(tensorrt: Any, config: Any, settings: PlanSettings) -> None:
         config.builder_optimization_level = settings.optimization_level
 
 
-def _read_timing_cache(config: Any, path: Path | None) -> Any:
-    """The timing cache of earlier builds, or a new one; None when none is kept."""
-    if path is None:
-        return None
+def read_timing_cache(config: Any, path: Path) -> None:
+    """Gives an IBuilderConfig the tactics that earlier builds measured.
+
+    A cache that TensorRT refuses, of another GPU, version or none at all, is replaced by an empty one.
+    """
     cache = config.create_timing_cache(path.read_bytes() if path.is_file() else b"")
-    # A cache of another GPU or TensorRT is refused; a fresh one then takes its place.
     if cache is None or not config.set_timing_cache(cache, ignore_mismatch=False):
-        cache = config.create_timing_cache(b"")
-        config.set_timing_cache(cache, ignore_mismatch=False)
-    return cache
+        config.set_timing_cache(config.create_timing_cache(b""), ignore_mismatch=False)
 
 
-def _write_timing_cache(config: Any, path: Path | None, cache: Any) -> None:
-    if path is None or cache is None:
-        return
-    partial = path.with_name(f".{path.name}.partial")
+def write_timing_cache(config: Any, path: Path) -> None:
+    """Keeps an IBuilderConfig's tactics for the next build; the file is replaced whole."""
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     partial.write_bytes(bytes(memoryview(config.get_timing_cache().serialize())))
     partial.replace(path)
 

@@ -138,6 +138,12 @@ def _refuse_missing_shard(files: Iterable[Path]) -> None:
                 raise CheckpointError(f"{wanted} is missing: {file.name} says there are {count} shards.")
 
 
+def stored_file(file: Path) -> dict[str, StoredTensor]:
+    """Every tensor of one safetensors file. Raises CheckpointError for a missing, truncated or damaged one."""
+    refuse_missing_or_pointer(file)
+    return _safetensors(file)
+
+
 def _safetensors(file: Path) -> dict[str, StoredTensor]:
     try:
         opened = safe_open(file, framework="pt")

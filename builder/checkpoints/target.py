@@ -15,6 +15,7 @@ from furcate.builder.checkpoints.layers import IGNORED_BUFFERS, LayerPlan
 from furcate.builder.checkpoints.named import NamedTensors, Part, TensorPlan
 from furcate.builder.checkpoints.refusals import refuse_unsupported
 from furcate.builder.checkpoints.stored import StoredTensor, read_json, stored_tensors
+from furcate.builder.checkpoints.trtllm import is_trtllm, trtllm_target
 from furcate.builder.errors import CheckpointError
 from furcate.builder.network.spec import DecoderSpec
 
@@ -57,12 +58,12 @@ def read_target(
 def _read_directory(path: Path, allows_pickle: bool) -> TargetCheckpoint:
     if not (path / "config.json").is_file() and any(path.glob("*.gguf")):
         raise CheckpointError(f"{path} has no config.json but GGUF files; give the path of one of them.")
-    raw = read_json(path / "config.json")
+    raw, renamed = trtllm_target(path) if is_trtllm(path) else (read_json(path / "config.json"), None)
     refuse_unsupported(raw, path)
     config = load_config(path, raw)
     eos = _generation_eos(path) or token_ids(config.eos_token_id)
     spec = replace(decoder_spec(config, _architecture(config)), eos_token_ids=eos)
-    stored = stored_tensors(path, allows_pickle=allows_pickle)
+    stored = stored_tensors(path, allows_pickle=allows_pickle) if renamed is None else renamed
     spec = replace(spec, is_tied=_is_tied(spec, stored))
     has_tokenizer = any((path / name).is_file() for name in _TOKENIZER_FILES)
     return TargetCheckpoint(

@@ -7,7 +7,7 @@
 | `add_dist_collective`, `num_ranks` | TensorRT 10.16.0 (a preview feature until 11.0) |
 | strong typing is the only typing; flags FP16, BF16, INT8, FP8 and the calibrators are gone | TensorRT 11.0 |
 | `add_attention_v2` (CausalMaskKind instead of the bool) | TensorRT 11.0 |
-| all of these, but no plugins; `set_compute_capability` builds without a GPU | TensorRT-RTX 1.7.1 |
+| all of these, but no plugins and no timing cache; `set_compute_capability` builds without a GPU | TensorRT-RTX 1.7.1 |
 
 Sources: TensorRT's release notes 10.15.1, 10.16.0 and 11.0.0; the bindings of 10.14.1, 11.4.0 and RTX 1.7.1 themselves.
 """
@@ -54,6 +54,11 @@ class TensorRT:
     def has_native_cache(self) -> bool:
         """Whether K/V appends and rotation are layers of their own."""
         return hasattr(self.module.INetworkDefinition, "add_kv_cache_update")
+
+    @property
+    def has_timing_cache(self) -> bool:
+        """Whether tactics are measured while building; TensorRT-RTX chooses them on the GPU that runs the plan."""
+        return not self.is_rtx
 
     @property
     def has_collectives(self) -> bool:

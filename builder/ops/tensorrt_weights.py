@@ -88,7 +88,9 @@ class NamedWeights:
     def _dequantise(self, name: str, weight: QuantisedWeight) -> Any:
         graph = self.graph
         rows, columns = weight.values.shape[0], weight.values.shape[1] * (2 if weight.is_int4 else 1)
-        scales = graph.constant(weight.scales.to(graph.dtype).squeeze(), f"{name}.scales")
+        scales = weight.scales.to(graph.dtype)
+        # One scale for all is a scalar to TensorRT; blocks of int4 keep their two axes.
+        scales = graph.constant(scales.squeeze() if scales.numel() == 1 else scales, f"{name}.scales")
         values = self._packed(name, weight, (rows, columns))
         layer = graph.network.add_dequantize(values, scales, graph.type_of(graph.dtype))
         if not weight.is_int4 and weight.scales.numel() > 1:
