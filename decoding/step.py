@@ -27,7 +27,7 @@ from furcate.decoding.logits.log_probs import chosen_logits, path_log_probs
 from furcate.decoding.sampling import SamplingRows, choose
 from furcate.decoding.tree import Tree, pack_mask
 from furcate.decoding.tree_shape import single_node_shape
-from furcate.plugins.cache_commit.cpu import commit_paths
+from furcate.plugins.cache_commit.op import cache_commit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +51,8 @@ class StepResult:
     states: Float[Tensor, "B S"]
     chosen_logits: Float[Tensor, "B A"]
     log_probs: Float[Tensor, "B A"] | None
+    features: Float[Tensor, "B 1 F"] | None = None
+    """Of a step without a drafter: what one would have read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +132,7 @@ class Step:
                 self.on_step(StepTrace(tree=tree, logits=logits, accepted=accepted, sampling=sampling))
         with self.clock.part("commit"):
             if self.grower.num_nodes > 1:
-                commit_paths(
+                cache_commit(
                     executor.target_pool,
                     draft.page_table,
                     draft.cache_lengths,
@@ -157,6 +159,7 @@ class Step:
             states=states,
             chosen_logits=chosen,
             log_probs=log_probs,
+            features=outputs.features if self.proposer is None else None,
         )
 
     def _observed_width(self, num_accepted: Int64[Tensor, " B"]) -> int:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from furcate.builder.network.inputs import PassInputs
 from furcate.builder.network.spec import Activation, DecoderSpec
-from furcate.plugins.tree_attention.cpu import AttentionPlan, plan_attention, tree_attention
+from furcate.plugins.tree_attention.cpu import AttentionPlan
+from furcate.plugins.tree_attention.op import KernelPlan, attend, plan_attention
 from furcate.plugins.tree_attention.spec import AttentionSpec, HeadNorms, RopeTable, TreeBatch
 
 MOST_PACKED_FLOAT32_ROWS = 48
@@ -192,7 +193,7 @@ class TorchOps:
             out += self.linear(f"{prefix}.experts.{expert}.down", hidden) * weights[..., expert, None]
         return out
 
-    def plan(self, inputs: PassInputs, attention: AttentionSpec, local_rope: bool) -> AttentionPlan:
+    def plan(self, inputs: PassInputs, attention: AttentionSpec, local_rope: bool) -> AttentionPlan | KernelPlan:
         assert self.rope is not None and self.pool is not None, "this network has no attention"
         rope = self.rope.local if local_rope and self.rope.local is not None else self.rope.everywhere
         batch = TreeBatch(
@@ -206,6 +207,6 @@ class TorchOps:
         )
         return plan_attention(batch, attention, rope, self.pool)
 
-    def tree_attention(self, prefix: str, layer: int, qkv: Tensor, plan: AttentionPlan) -> Tensor:
+    def tree_attention(self, prefix: str, layer: int, qkv: Tensor, plan: AttentionPlan | KernelPlan) -> Tensor:
         assert self.pool is not None
-        return tree_attention(qkv, self.pool[layer], plan, self._norms.get(prefix))
+        return attend(qkv, self.pool[layer], plan, self._norms.get(prefix))

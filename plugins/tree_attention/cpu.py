@@ -51,25 +51,33 @@ def plan_attention(
         raise ConfigError(f"The pool is {pool.dtype}; the CPU path reads float32, bfloat16 or float16 pages.")
     num_rows, num_nodes = batch.positions.shape
     page_size, num_pages = pool.shape[-3], batch.page_table.shape[1]
-    is_node = _is_node(batch)
-    first_slots = batch.cache_lengths.long() + batch.node_offset
-    slots = first_slots[:, None] + torch.arange(num_nodes)
-    if bool(((slots >= num_pages * page_size) & is_node).any()):
+    num_slots = num_pages * page_size
+    lengths = batch.cache_lengths.tolist()
+    counts = [num_nodes] * num_rows if batch.num_nodes is None else batch.num_nodes.tolist()
+    ends = [length + batch.node_offset + count for length, count in zip(lengths, counts, strict=True)]
+    if max(ends) > num_slots:
         raise ConfigError(
-            f"A tree ends at slot {int(slots[is_node].max())}, but page_table holds {num_pages} pages of {page_size}: "
-            f"{num_pages * page_size} slots. Give the sequence more pages."
+            f"A tree ends at slot {max(ends) - 1}, but page_table holds {num_pages} pages of {page_size}: "
+            f"{num_slots} slots. Give the sequence more pages."
         )
-    is_attended = attended_slots(batch, spec, num_pages * page_size)
-    ends = first_slots + is_node.sum(dim=1)
-    is_used = torch.arange(0, num_pages * page_size, page_size) < ends[:, None]
-    pages = batch.page_table.long().masked_fill(~is_used, 0)
-    slots = slots.masked_fill(~is_node, 0)
-    key_rows = pages.gather(1, slots // page_size) * (2 * page_size) + slots % page_size
-    key_rows = key_rows[is_node]
-    has_padding = not bool(is_node.all())
-    dead = (~is_attended.any(dim=1)).flatten().nonzero().squeeze(1)
-    cos, sin = _rotation_rows(batch.positions.long().masked_fill(~is_node, 0), rope)
-    mask = torch.zeros(is_attended.shape, dtype=pool.dtype).masked_fill_(~is_attended, float("-inf"))
+    mask = additive_mask(batch, spec, num_slots, pool.dtype)
+    pages = batch.page_table.long()
+    if min(ends) <= num_slots - page_size:
+        # Entries behind a sequence's last page may hold anything.
+        used = (torch.tensor(ends) + (page_size - 1)) // page_size
+        pages = pages.masked_fill(torch.arange(num_pages) >= used[:, None], 0)
+    slots = (batch.cache_lengths.long() + batch.node_offset)[:, None] + torch.arange(num_nodes)
+    positions = batch.positions.long()
+    stored = padding = None
+    if min(counts) < num_nodes:
+        is_node = torch.arange(num_nodes) < torch.tensor(counts)[:, None]
+        slots, positions = slots.masked_fill(~is_node, 0), positions.masked_fill(~is_node, 0)
+        stored, padding = (flags.flatten().nonzero().squeeze(1) for flags in (is_node, ~is_node))
+    key_rows = (pages.gather(1, slots // page_size) * (2 * page_size) + slots % page_size).flatten()
+    key_rows = key_rows if stored is None else key_rows[stored]
+    dead = (mask.amax(dim=1) < 0).flatten().nonzero().squeeze(1)
+    cos, sin = _rotation_rows(positions, rope)
+    keys_of_pages = (2 * pages).flatten()
     return AttentionPlan(
         spec=spec,
         mask=mask.repeat(1, spec.group_size, 1).unsqueeze(1),
@@ -77,11 +85,26 @@ def plan_attention(
         sin=sin,
         key_rows=key_rows,
         value_rows=key_rows + page_size,
-        stored_nodes=is_node.flatten().nonzero().squeeze(1) if has_padding else None,
-        padding_nodes=(~is_node).flatten().nonzero().squeeze(1) if has_padding else None,
-        half_pages=torch.cat([2 * pages.flatten(), 2 * pages.flatten() + 1]),
-        unattended_rows=torch.cat([dead, dead + num_rows * num_pages * page_size]),
+        stored_nodes=stored,
+        padding_nodes=padding,
+        half_pages=torch.cat([keys_of_pages, keys_of_pages + 1]),
+        unattended_rows=torch.cat([dead, dead + num_rows * num_slots]),
     )
+
+
+def additive_mask(batch: TreeBatch, spec: AttentionSpec, num_slots: int, dtype: torch.dtype) -> Float[Tensor, "B N S"]:
+    """0 where a node attends a slot, -inf elsewhere."""
+    num_rows, num_nodes = batch.positions.shape
+    if spec.sliding_window is not None or batch.num_nodes is not None:
+        is_attended = attended_slots(batch, spec, num_slots)
+        return torch.zeros(is_attended.shape, dtype=dtype).masked_fill_(~is_attended, float("-inf"))
+    # The common case in two small writes a row: this runs once a pass, and a step is half a dozen passes.
+    is_ancestor = ancestor_columns(batch)
+    mask = torch.full((num_rows, num_nodes, num_slots), float("-inf"), dtype=dtype)
+    for row, length in enumerate(batch.cache_lengths.tolist()):
+        mask[row, :, :length] = 0
+        mask[row, :, length : length + is_ancestor.shape[2]].masked_fill_(is_ancestor[row], 0)
+    return mask
 
 
 def attended_slots(batch: TreeBatch, spec: AttentionSpec, num_slots: int) -> Bool[Tensor, "B N S"]:
@@ -132,10 +155,11 @@ def tree_attention(
     gathered = pool_layer.view(-1, *pool_layer.shape[2:]).index_select(0, plan.half_pages)
     gathered.view(-1, num_kv_heads * head_dim).index_fill_(0, plan.unattended_rows, 0)
     keys, values = gathered.view(2, num_rows, -1, num_kv_heads, head_dim).transpose(2, 3).unbind(0)
-    queries = rotated[:, :, : spec.num_query_heads].unflatten(2, (num_kv_heads, spec.group_size))
-    queries = queries.permute(0, 2, 3, 1, 4).reshape(num_rows, num_kv_heads, -1, head_dim)
+    # [B, N, Hq, D] -> [B, Hkv, G * N, D]: the query heads of a group become rows that share their keys.
+    queries = rotated[:, :, : spec.num_query_heads].transpose(1, 2)
+    queries = queries.reshape(num_rows, num_kv_heads, spec.group_size * num_nodes, head_dim)
     out = _attend(queries, keys, values, plan)
-    out = out.unflatten(2, (spec.group_size, num_nodes)).permute(0, 3, 1, 2, 4)
+    out = out.reshape(num_rows, spec.num_query_heads, num_nodes, head_dim).transpose(1, 2)
     out = out.reshape(num_rows, num_nodes, spec.num_query_heads * head_dim)
     if plan.padding_nodes is not None:
         out.view(-1, spec.num_query_heads * head_dim).index_fill_(0, plan.padding_nodes, 0)
