@@ -38,6 +38,7 @@ from furcate.builder.tensorrt_networks import (
 )
 from furcate.builder.tensorrt_profiles import Buckets, default_buckets, profiles_of
 from furcate.builder.tree_config import TreeKind
+from furcate.builder.trtllm_engine import create_builder, save_target, trtllm_builder_module
 from furcate.plugins.tree_attention.spec import HEAD_DIMS, RopeTable
 
 DRAFT_POSITIONS = 2 * 128
@@ -110,14 +111,19 @@ def write_plans(
     if manifest.target.head_dim not in HEAD_DIMS:
         raise ConfigError(f"head_dim is {manifest.target.head_dim}; the plugins have kernels for {list(HEAD_DIMS)}.")
     context = emission_context(tensorrt, gpu, manifest, config.tensorrt.tp_size)
-    builder = tensorrt.module.Builder(tensorrt.module.Logger(tensorrt.module.Logger.WARNING))
+    trtllm, route = trtllm_builder_module()
+    progress.stage(route)
+    builder = create_builder(tensorrt, trtllm)
     settings = plan_settings(config, gpu)
     bindings = {}
     for file, emitted in emit_networks(builder, context, manifest, weights):
         progress.stage(f"building {file}")
         profiles = profiles_of(emitted, engine_buckets(manifest, is_head=emitted.name != "target"))
         plan = build_plan(builder, emitted, profiles, settings, _reporter(progress))
-        (directory / file).write_bytes(plan)
+        if emitted.name == "target":
+            save_target(directory, manifest, plan, int(file.removeprefix("rank").removesuffix(".engine")), trtllm)
+        else:
+            (directory / file).write_bytes(plan)
         bindings.setdefault(emitted.name, bindings_of(emitted))
     kept = weights if config.tensorrt.strip_weights else kept_weights(weights, context)
     save_file(kept, directory / WEIGHTS_FILE)

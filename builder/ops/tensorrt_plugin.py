@@ -44,6 +44,8 @@ def registered_plugins(arch: int) -> Any:
         from furcate.plugins.tensorrt_plugin import NAMESPACE, register_plugins
     except ImportError as error:
         raise BuildError(f"the plugins cannot be compiled here ({error}); pip install 'furcate[gpu]'.") from error
+    # tensorrt.plugin 11.4 reads numpy.typing without importing it.
+    importlib.import_module("numpy.typing")
     register_plugins(arch)
     return getattr(importlib.import_module("tensorrt.plugin").op, NAMESPACE)
 

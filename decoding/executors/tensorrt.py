@@ -183,6 +183,10 @@ def load_tensorrt_executor(engine: Engine, device: str | torch.device = "cuda", 
     record = engine.manifest.tensorrt
     if record is None:
         raise EngineMismatch(f"{engine.path} is an engine for the torch executor; build one with --executor tensorrt.")
+    if record.tp_size > 1:
+        raise EngineMismatch(
+            f"{engine.path} is divided among {record.tp_size} GPUs; this executor runs one GPU so far. Build it with --tp-size 1."
+        )
     tensorrt = installed_tensorrt()
     if tensorrt is None or not torch.cuda.is_available():
         missing = "TensorRT cannot be imported" if tensorrt is None else "there is no usable GPU"

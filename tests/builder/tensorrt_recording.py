@@ -10,6 +10,7 @@ Replaced is only what the library itself would provide: tensors, the network, an
 import json
 import re
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import torch
@@ -37,10 +38,12 @@ trt.get_plugin_registry = lambda: SimpleNamespace(
     get_creator=lambda name, version, namespace: creators[name, namespace],
 )
 
+from furcate.builder.errors import BuildError
 from furcate.builder.network.spec import DecoderSpec
 from furcate.builder.ops.tensorrt_plugin import PluginSettings, registered_plugins
 from furcate.builder.ops.tensorrt_versions import TensorRT
 from furcate.builder.ops.torch import RopeTables
+from furcate.builder.tensor_parallel import rank_spec, rank_weights
 from furcate.builder.tensorrt_networks import EmissionContext, emit_target
 from furcate.plugins.tree_attention.spec import RopeTable
 
@@ -175,6 +178,12 @@ class RecordingNetwork:
         size = [-1 if want == 0 else want for want in shape]
         return self._layer("add_slice", "Slice", (x, start, shape, stride), [x], [self.tensor(x.dtype, size)])
 
+    def add_dist_collective(self, x, operation, reduce_op, root, groups):
+        outputs = [self.tensor(x.dtype, x.shape)]
+        return self._layer(
+            "add_dist_collective", "DistCollective", (x, operation, reduce_op, root, groups), [x], outputs
+        )
+
     def add_plugin(self, make, aot):
         check_signature("add_plugin", (make,), {"aot": aot})
         assert aot
@@ -232,9 +241,15 @@ context = EmissionContext(
 weights = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
 emitted = emit_target(builder, context, SPEC, weights, (1, 2))
 network = emitted.network
+ranks = replace(context, num_ranks=2)
+parts = rank_weights(SPEC, weights, 0, 2)
+try:
+    divided = emit_target(Builder(), ranks, rank_spec(SPEC, 2), parts, (1, 2)).network.records
+except BuildError as error:
+    divided = str(error)
 flags = trt.NetworkDefinitionCreationFlag
 print(json.dumps({
     "version": trt.__version__, "records": network.records, "outputs": network.marked, "weights": network.named_weights,
     "is_strongly_typed": bool(builder.flags >> int(flags.STRONGLY_TYPED) & 1),
-    "tensors": {t.name: [t.dtype.name, list(t.shape)] for t in network.tensors},
+    "divided": divided, "tensors": {t.name: [t.dtype.name, list(t.shape)] for t in network.tensors},
 }))  # fmt: skip

@@ -119,3 +119,18 @@ def test_every_weight_can_be_refitted_by_its_name_and_the_network_is_strongly_ty
     assert recorded["is_strongly_typed"]
     assert len(recorded["weights"]) == len(set(recorded["weights"])) == 3 + 2 * 9
     assert {"embed_tokens.weight", "norm.weight", "lm_head.weight", "layers.1.down.weight"} <= set(recorded["weights"])
+
+
+def test_two_ranks_sum_after_attention_and_mlp_where_the_version_has_collectives(recorded):
+    divided = recorded["divided"]
+    if recorded["version"].startswith("10.14"):
+        assert divided == (
+            "--tp-size 2 needs TensorRT's collective layers, which came with 10.16; this is TensorRT 10.14.1.48.post1."
+        )
+        return
+    sums = [record for record in divided if record["kind"] == "DistCollective"]
+    names = [f"layers.{layer}.{module}.all_reduce" for layer in range(2) for module in ("o", "down")]
+    assert [record["set"]["name"] for record in sums] == names
+    assert {record["set"]["num_ranks"] for record in sums} == {"2"}
+    heads = {(r["attributes"]["num_query_heads"], r["attributes"]["num_kv_heads"]) for r in divided if "plugin" in r}
+    assert heads == {(2, 1)}
