@@ -1,16 +1,17 @@
 """What surrounds a plan: profiles, GPUs by name, the memory plan, the dry run, tensor parallelism, and clear refusals."""
 
+import io
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 from furcate.builder.build import build_engine, plan_dry_run
 from furcate.builder.config import BuildConfig, DataType, Executor
+from furcate.builder.dry_run import dry_run_report
 from furcate.builder.engine import read_engine
 from furcate.builder.errors import BuildError, ConfigError
 from furcate.builder.gpus import GPUS
@@ -106,14 +107,9 @@ def test_a_pool_larger_than_the_gpu_does_not_fit(tiny_target, tmp_path):
 
 
 def test_the_dry_run_prints_networks_profiles_and_memory_and_writes_nothing(tiny_target, tiny_heads, tmp_path):
-    command = [
-        sys.executable, "-m", "furcate.builder.cli", "--target", str(tiny_target), "--head", str(tiny_heads["medusa"]),
-        "--output", str(tmp_path / "engine"), "--executor", "tensorrt", "--gpu", "b200", "--dry-run",
-    ]  # fmt: skip
-    result = subprocess.run(
-        command, capture_output=True, text=True, env={"COLUMNS": "140", "PATH": "", "OMP_NUM_THREADS": "1"}
-    )
-    assert result.returncode == 0, result.stderr
+    console = Console(width=140, record=True, file=io.StringIO())
+    console.print(dry_run_report(plan_dry_run(config_of(tiny_target, tiny_heads["medusa"], tmp_path, gpu="b200"))))
+    text = console.export_text()
     for words in (
         "networks for b200 (sm_100)",
         "decode-b1-n1 ",
@@ -123,7 +119,7 @@ def test_the_dry_run_prints_networks_profiles_and_memory_and_writes_nothing(tiny
         "activations",
         "left",
     ):
-        assert words in result.stdout
+        assert words in text
     assert list(tmp_path.iterdir()) == []
 
 
