@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from furcate.builder.acceptance_config import resolve_acceptance
+from furcate.builder.acceptance_config import Acceptance, resolve_acceptance
 from furcate.builder.checkpoints.drafter import read_drafter
 from furcate.builder.checkpoints.heads import HeadCheckpoint
 from furcate.builder.checkpoints.named import shapes_of
@@ -67,7 +67,9 @@ def build_engine(config: BuildConfig, progress: Progress | None = None) -> Build
         progress.stage("reading head")
         head = read_drafter(config.head, target=target, allows_pickle=config.allow_pickle)
     tree = parse_tree(config.tree, head.spec.kind if head else None, head.spec.num_heads if head else 0)
-    resolve_acceptance(config.acceptance, tree)
+    acceptance = resolve_acceptance(config.acceptance, tree)
+    if config.adaptive and (head is None or tree.max_depth == 0 or acceptance is not Acceptance.MATCH):
+        raise ConfigError("--adaptive needs a head, a tree of more than the root, and --acceptance match.")
     with staged(config.output) as directory:
         weights, head_spec = _engine_weights(config, target, head, progress)
         if config.executor is Executor.TORCH:
@@ -189,6 +191,7 @@ def _manifest(
         page_size=config.page_size,
         prefill_chunk_tokens=config.prefill_chunk_tokens,
         acceptance=resolve_acceptance(config.acceptance, tree),
+        is_adaptive=config.adaptive,
         bos_token_id=target.spec.bos_token_id,
         eos_token_ids=target.spec.eos_token_ids,
         has_chat_template=has_chat_template,

@@ -51,6 +51,8 @@ class BuildConfig:
     """How drafted tokens are accepted. auto picks what measured best; match draws the target's own token after each node; block,
     multi_step, recursive, traversal and univer draw the draft too. All of these keep the target's distribution exactly. typical
     does NOT: it is lossy, and says so in the manifest and in every response. greedy serves temperature 0 only."""
+    adaptive: bool = False
+    """Let each step draft the whole tree, a small one or nothing, by what was accepted lately and by the batch (acceptance match)."""
     max_batch_size: int = 32
     """Sequences a step may serve together."""
     max_context_tokens: int = 2048

@@ -61,6 +61,7 @@ class Manifest:
     eos_token_ids: tuple[int, ...]
     has_chat_template: bool
     acceptance: Acceptance = Acceptance.MATCH
+    is_adaptive: bool = False
     tuning: dict[str, Any] | None = None
     """What `furcate tune` measured on the device it ran on; None before."""
     sources: dict[str, str]

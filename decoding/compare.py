@@ -40,6 +40,8 @@ class CompareConfig:
     """Draft this tree instead of the engine's own (same words as build_engine --tree)."""
     acceptance: Acceptance | None = None
     """Accept drafts by this rule instead of the engine's own (same words as build_engine --acceptance)."""
+    adaptive: bool | None = None
+    """Let the tree grow and shrink with what is accepted (default: as the engine was built)."""
     temperature: float = 0.0
     """0 is greedy. Above 0 each prompt's texts are still equal under acceptance match: they share the prompt's seed."""
     seed: int = 0
@@ -115,13 +117,15 @@ def generate(scheduler: Scheduler, prompt: Prompt, sampling: SamplingParams) -> 
 def compare_prompts(
     executor: TorchExecutor,
     prompts: list[Prompt],
-    method: tuple[TreeConfig, Acceptance],
+    method: tuple[TreeConfig, Acceptance, bool | None],
     sampling: Callable[[int], SamplingParams],
     on_done: Callable[[Comparison], None] = lambda _: None,
 ) -> list[Comparison]:
     """Both kinds of decoding of every prompt, prompt by prompt, so that a noisy machine is fair to both."""
-    plain = Scheduler(executor, TreeConfig(kind=TreeKind.SINGLE, budget=1, name="single"))
-    speculative = Scheduler(executor, *method)
+    single = TreeConfig(kind=TreeKind.SINGLE, budget=1, name="single")
+    plain = Scheduler(executor, single)
+    tree, acceptance, is_adaptive = method
+    speculative = Scheduler(executor, tree, acceptance, is_adaptive=is_adaptive)
     generate(plain, prompts[0], SamplingParams(max_tokens=4))
     generate(speculative, prompts[0], SamplingParams(max_tokens=8))
     comparisons = []
@@ -205,6 +209,7 @@ def compare(config: CompareConfig) -> Total:
     tree = manifest.tree if config.tree is None else parse_tree(config.tree, manifest.head_kind, num_heads)
     prompts = read_prompts(config.prompts, engine)[: config.limit]
     acceptance = resolve_acceptance(config.acceptance or manifest.acceptance, tree)
+    is_adaptive = manifest.is_adaptive if config.adaptive is None else config.adaptive
     executor = TorchExecutor(engine)
 
     def sampling(index: int) -> SamplingParams:
@@ -216,7 +221,7 @@ def compare(config: CompareConfig) -> Total:
         )
 
     with Report(manifest, tree, len(prompts)) as report:
-        comparisons = compare_prompts(executor, prompts, (tree, acceptance), sampling, report.add)
+        comparisons = compare_prompts(executor, prompts, (tree, acceptance, is_adaptive), sampling, report.add)
         total = total_of(comparisons)
         report.close_with(total, config.temperature, acceptance)
     if config.json is not None:

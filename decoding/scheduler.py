@@ -17,6 +17,7 @@ from furcate.builder.acceptance_config import Acceptance
 from furcate.builder.engine import read_engine
 from furcate.builder.errors import RequestError
 from furcate.builder.tree_config import TreeConfig
+from furcate.decoding.adaptive import Ladder
 from furcate.decoding.cache import PagePool
 from furcate.decoding.drafters.proposer import DraftRows
 from furcate.decoding.executors.torch import TorchExecutor
@@ -33,11 +34,19 @@ class Scheduler:
     """The requests of one engine. Not thread-safe: one caller at a time."""
 
     def __init__(
-        self, executor: TorchExecutor, tree: TreeConfig | None = None, acceptance: Acceptance | None = None
+        self,
+        executor: TorchExecutor,
+        tree: TreeConfig | None = None,
+        acceptance: Acceptance | None = None,
+        *,
+        is_adaptive: bool | None = None,
     ) -> None:
+        """Tree, rule and adaptivity are the engine's own unless said otherwise; another tree is not adaptive unless said so."""
         self.executor = executor
         self.manifest = executor.manifest
         self._step = Step(executor, tree or self.manifest.tree, acceptance or self.manifest.acceptance)
+        is_adaptive = (tree is None and self.manifest.is_adaptive) if is_adaptive is None else is_adaptive
+        self._ladder = Ladder(executor, self._step, tree or self.manifest.tree) if is_adaptive else None
         self.pool = PagePool(executor.num_pages, self.manifest.page_size)
         self.sequences: dict[int, Sequence] = {}
         self._guides = GuideCompiler(
@@ -92,6 +101,8 @@ class Scheduler:
         sequence = self.sequences.pop(request_id, None)
         if sequence is not None:
             self._release(sequence)
+            if self._ladder is not None:
+                self._ladder.forget(request_id)
 
     def step(self, request_ids: Iterable[int] | None = None) -> list[StepOutput]:
         """One step of these live requests (all by default), one output each, in their order.
@@ -161,7 +172,10 @@ class Scheduler:
     def _decode(self, sequences: list[Sequence]) -> dict[int, StepOutput]:
         for sequence in sequences:
             self._resize(sequence, sequence.cache_length + self._step.num_slots)
-        result = self._step.run(StepRows(draft=self._draft_rows(sequences), sampling=self._sampling_rows(sequences)))
+        step = self._step if self._ladder is None else self._ladder.step_for(sequences)
+        result = step.run(StepRows(draft=self._draft_rows(sequences), sampling=self._sampling_rows(sequences)))
+        if self._ladder is not None:
+            self._ladder.learn(step, sequences, result)
         outputs = {}
         num_nodes = result.num_nodes.tolist()
         for row, (sequence, new) in enumerate(zip(sequences, _new_tokens(result), strict=True)):
