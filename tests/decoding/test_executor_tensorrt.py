@@ -3,15 +3,19 @@
 The law is exact: both compute in float32 with the same operations, and greedy choices of a random model have wide margins.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch_runtime import PLUGINS, VERSION, TorchRuntime, as_tensorrt_engine, record_of
 
+from furcate.builder.config import Executor
 from furcate.builder.engine import read_engine
 from furcate.builder.errors import EngineMismatch
 from furcate.builder.network.inputs import PassInputs
 from furcate.builder.tree_config import parse_tree
 from furcate.decoding.executors.drafted_rows import chain_words, fitting_words
+from furcate.decoding.executors.load import load_executor
 from furcate.decoding.executors.tensorrt import TensorRTExecutor, check_machine, load_tensorrt_executor, pass_tensors
 from furcate.decoding.executors.torch import TorchExecutor
 from furcate.decoding.request import Request, SamplingParams
@@ -127,3 +131,13 @@ def test_rows_without_a_count_are_all_nodes():
     tensors = pass_tensors(inputs)
     assert tensors["num_nodes"].tolist() == [5, 5]
     assert {tensor.dtype for tensor in tensors.values()} == {torch.int32}
+
+
+def test_the_manifest_chooses_the_executor(tiny_engine):
+    engine = read_engine(tiny_engine("medusa"))
+    assert isinstance(load_executor(engine), TorchExecutor)
+    plans = replace(
+        engine, manifest=replace(engine.manifest, executor=Executor.TENSORRT, tensorrt=record_of(engine.manifest))
+    )
+    with pytest.raises(EngineMismatch, match=r"needs TensorRT 11\.4\.0\.106|was built for h100"):
+        load_executor(plans)
