@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from furcate.builder.errors import ConfigError
 from furcate.builder.network.spec import HeadKind
@@ -240,7 +241,7 @@ def _numbers(text: str, prefix: str, count: int, example: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _read_json(path: Path, what: str) -> object:
+def _read_json(path: Path, what: str) -> Any:
     try:
         return json.loads(path.read_text())
     except OSError as error:
