@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from furcate.builder.engine import Manifest, read_engine
+from furcate.builder.network.spec import HeadKind
 
 
 def print_engine(path: Path) -> None:
@@ -27,6 +28,11 @@ def description(manifest: Manifest) -> dict[str, str]:
         "rotary": f"{target.rope.kind.value}, theta {target.rope.theta:g}",
         "head": _head_line(manifest),
         "tree": f"{manifest.tree}: at most {manifest.tree.budget} nodes with the root, depth {manifest.tree.max_depth}",
+        "acceptance": manifest.acceptance.value
+        + ("" if manifest.acceptance.is_lossless else ": LOSSY, texts do not follow the target's distribution"),
+        "tuned": "no"
+        if manifest.tuning is None
+        else f"on {manifest.tuning['device']}, {manifest.tuning['chosen']} chosen",
         "executor": f"{manifest.executor.value}, {manifest.dtype.value}",
         "limits": f"{manifest.max_batch_size} sequences a step, {manifest.max_context_tokens} tokens of prompt and answer, "
         f"prompt chunks of {manifest.prefill_chunk_tokens}",
@@ -46,6 +52,10 @@ def _head_line(manifest: Manifest) -> str:
         return "none: plain decoding"
     taps = ", ".join(map(str, head.feature_layers))
     draft = f"drafts from {head.draft_vocab_size} tokens"
+    if head.kind is HeadKind.MODEL and head.decoder is not None:
+        return (
+            f"{manifest.sources['head']}: a draft model of {head.decoder.num_layers} layers, hidden {head.hidden_size}"
+        )
     if head.num_heads:
         return f"{manifest.sources['head']}: {head.kind.value}, {head.num_heads} heads of {head.num_blocks} blocks, {draft}"
     where = (
