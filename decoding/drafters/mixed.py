@@ -57,10 +57,11 @@ class MixedGrower:
         self.num_nodes = config.budget
         self.num_cached_nodes = num_expanded(config)
         counts = [(width, children) for (children, _), width in zip(config.levels, self._widths(), strict=True)]
-        self.expanded_places = torch.arange(sum(width for width, _ in counts)).repeat_interleave(
+        picked = torch.arange(sum(width for width, _ in counts)).repeat_interleave(
             torch.tensor([children for width, children in counts for _ in range(width)])
         )
-        """Of each candidate that is not drawn: which of the E expanded nodes it is a child of."""
+        self.places = torch.cat([picked, torch.arange(self.num_cached_nodes + 1)])
+        """Of each candidate, the drawn ones last: which of the E expanded nodes it is a child of."""
 
     def _widths(self) -> list[int]:
         """Nodes that each draft pass runs; the first runs the root."""
@@ -124,8 +125,8 @@ class MixedGrower:
         if sources.device.type == "cpu":
             most = int(is_drawn.sum(1).max())
         nodes = is_drawn.byte().sort(dim=1, descending=True, stable=True).indices[:, :most]
-        places = torch.cat([self.expanded_places.to(sources.device), torch.arange(self.num_cached_nodes + 1)])
-        return _DrawnNodes(is_drawn=is_drawn, nodes=nodes, places=places.to(sources.device)[(sources - 1).clamp(min=0)])
+        places = self.places.to(sources.device)[(sources - 1).clamp(min=0)]
+        return _DrawnNodes(is_drawn=is_drawn, nodes=nodes, places=places)
 
     def _laws_of(
         self,
