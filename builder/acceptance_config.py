@@ -3,6 +3,7 @@
 from enum import StrEnum
 
 from furcate.builder.errors import ConfigError
+from furcate.builder.network.spec import HeadKind
 from furcate.builder.tree_config import TreeConfig, TreeKind
 
 
@@ -39,13 +40,16 @@ _WHY = {
 }
 
 
-def resolve_acceptance(acceptance: Acceptance, tree: TreeConfig) -> Acceptance:
-    """The rule to record: `auto` becomes the one that measures best on this kind of tree.
+def resolve_acceptance(acceptance: Acceptance, tree: TreeConfig, head: HeadKind | None = None) -> Acceptance:
+    """The rule to record. `auto` becomes match for heads (docs/methods.md has the figures).
 
-    Raises ConfigError when the rule would not be exact on the tree.
+    A whole draft model's law is close to the target's, so that drawing from it is what its papers do: auto then becomes block on
+    chains, univer on other trees. Raises ConfigError when the rule would not be exact on the tree.
     """
     if acceptance is Acceptance.AUTO:
-        return Acceptance.MATCH
+        if head is not HeadKind.MODEL or tree.max_depth == 0:
+            return Acceptance.MATCH
+        return Acceptance.BLOCK if tree.kind is TreeKind.CHAIN else Acceptance.UNIVER
     allowed = _TREES.get(acceptance)
     if allowed is not None and tree.kind not in allowed:
         why = _WHY.get(acceptance, _WHY[Acceptance.MULTI_STEP])

@@ -67,7 +67,7 @@ def build_engine(config: BuildConfig, progress: Progress | None = None) -> Build
         progress.stage("reading head")
         head = read_drafter(config.head, target=target, allows_pickle=config.allow_pickle)
     tree = parse_tree(config.tree, head.spec.kind if head else None, head.spec.num_heads if head else 0)
-    acceptance = resolve_acceptance(config.acceptance, tree)
+    acceptance = resolve_acceptance(config.acceptance, tree, head.spec.kind if head else None)
     if config.adaptive and (head is None or tree.max_depth == 0 or acceptance is not Acceptance.MATCH):
         raise ConfigError("--adaptive needs a head, a tree of more than the root, and --acceptance match.")
     with staged(config.output) as directory:
@@ -190,7 +190,7 @@ def _manifest(
         max_pool_tokens=config.max_pool_tokens or config.max_batch_size * config.max_context_tokens,
         page_size=config.page_size,
         prefill_chunk_tokens=config.prefill_chunk_tokens,
-        acceptance=resolve_acceptance(config.acceptance, tree),
+        acceptance=resolve_acceptance(config.acceptance, tree, head.spec.kind if head else None),
         is_adaptive=config.adaptive,
         bos_token_id=target.spec.bos_token_id,
         eos_token_ids=target.spec.eos_token_ids,

@@ -46,13 +46,14 @@ class BuildConfig:
     """Compute and K/V cache dtype. float32 reproduces plain greedy decoding token by token; bfloat16 is about twice as fast."""
     tree: str = "auto"
     """The candidate tree. auto; dynamic:BUDGET/DEPTH/TOPK (EAGLE-2: nodes with the root, draft passes after the first, children
-    a node); chain:LENGTH; single (plain decoding); a shipped choice list such as mc_sim_7b_63; or a .json file of choices."""
+    a node); chain:LENGTH; single (plain decoding); expansion:W1,W2,..; cartesian:S1,S2,../BUDGET; accuracies:FILE.json/BUDGET; a
+    shipped choice list such as mc_sim_7b_63; or a .json file of choices."""
     acceptance: Acceptance = Acceptance.AUTO
-    """How drafted tokens are accepted. auto picks what measured best; match draws the target's own token after each node; block,
-    multi_step, recursive, traversal and univer draw the draft too. All of these keep the target's distribution exactly. typical
-    does NOT: it is lossy, and says so in the manifest and in every response. greedy serves temperature 0 only."""
+    """How drafted tokens are accepted. auto: match with a head, drawing with a draft model. match takes the target's own token after
+    each node; block, multi_step, recursive, traversal and univer draw the draft too. All of these keep the target's distribution
+    exactly. typical does NOT: it is lossy, and the manifest and every request's statistics say so. greedy: temperature 0 only."""
     adaptive: bool = False
-    """Let each step draft the whole tree, a small one or nothing, by what was accepted lately and by the batch (acceptance match)."""
+    """Let each step draft the whole tree, a small one or nothing, by what was accepted lately and by the batch. Needs match."""
     max_batch_size: int = 32
     """Sequences a step may serve together."""
     max_context_tokens: int = 2048

@@ -150,7 +150,7 @@ def record(path: Path, manifest: Manifest, tuning: Tuning) -> None:
     try:
         resolve_acceptance(acceptance, tree)
     except ConfigError:
-        acceptance = resolve_acceptance(Acceptance.AUTO, tree)
+        acceptance = resolve_acceptance(Acceptance.AUTO, tree, manifest.head_kind)
     rewrite_manifest(path, replace(manifest, tree=tree, acceptance=acceptance, tuning=tuning.to_json()))
 
 

@@ -34,6 +34,30 @@ def test_every_rule_has_a_name_and_every_name_a_rule_that_takes_its_trees():
 
 
 @pytest.mark.parametrize(
+    ("head", "tree", "rule"),
+    [
+        (HeadKind.EAGLE3, "dynamic:12/3/3", "match"),
+        (HeadKind.EAGLE3, "chain:3", "match"),
+        (HeadKind.MODEL, "chain:3", "block"),
+        (HeadKind.MODEL, "dynamic:12/3/3", "univer"),
+        (HeadKind.MODEL, "single", "match"),
+    ],
+)
+def test_auto_is_match_for_heads_and_draws_from_a_draft_model(head, tree, rule):
+    assert resolve_acceptance(Acceptance.AUTO, parse_tree(tree, head), head) is Acceptance(rule)
+
+
+def test_a_perfect_draft_model_is_always_accepted_when_it_is_drawn_from(model_executors):
+    """Where its most probable tokens are offered instead, most samples of the target miss them."""
+    executor = model_executors["itself"]
+    tree = parse_tree("chain:3", HeadKind.MODEL)
+    sampling = SamplingParams(max_tokens=33, temperature=1.0, seed=1)
+    taus = {rule: run(Scheduler(executor, tree, Acceptance(rule)), sampling)[1].tau for rule in ("block", "match")}
+    assert taus["block"] == 4
+    assert taus["match"] < 2
+
+
+@pytest.mark.parametrize(
     ("acceptance", "tree", "sentence"),
     [
         ("block", "mc_sim_7b_63", "it verifies one chain; use --tree chain:LENGTH"),
