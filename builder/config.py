@@ -49,7 +49,7 @@ class BuildConfig:
     a node); chain:LENGTH; single (plain decoding); expansion:W1,W2,..; cartesian:S1,S2,../BUDGET; accuracies:FILE.json/BUDGET; a
     shipped choice list such as mc_sim_7b_63; or a .json file of choices."""
     acceptance: Acceptance = Acceptance.AUTO
-    """How drafted tokens are accepted. auto: match with a head, drawing with a draft model. match takes the target's own token after
+    """How drafted tokens are accepted. auto: match with a head; drawn with a draft model. match takes the target's own token after
     each node; block, multi_step, recursive, traversal and univer draw the draft too. All of these keep the target's distribution
     exactly. typical does NOT: it is lossy, and the manifest and every request's statistics say so. greedy: temperature 0 only."""
     adaptive: bool = False
