@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/cpu.py ENGINE TARGET [--prompts examples/prompts.jsonl] [--limit 5] [--max-tokens 128]
 
 ENGINE is an engine directory, TARGET the Hugging Face directory it was built from. Prints medians over prompts of tokens/s after
-the first token, and ratios; writes benchmarks/results/cpu-<dtype>.json. Run it on an idle machine.
+the first token, and ratios; writes benchmarks/results/cpu-<engine>-<threads>-threads.json. Run it on an idle machine.
 """
 
 import json
@@ -37,6 +37,8 @@ class Options:
     limit: int = 5
     max_tokens: int = 128
     tree: str | None = None
+    threads: int = 1
+    """CPU threads. One is steadiest on a shared machine: a stalled core then delays nobody else's barrier."""
     results: Path = Path("benchmarks/results")
 
 
@@ -55,6 +57,7 @@ def transformers_speed(model: PreTrainedModel, prompt: Prompt, max_tokens: int) 
 
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
+    torch.set_num_threads(options.threads)
     engine = read_engine(options.engine)
     manifest = engine.manifest
     prompts = read_prompts(options.prompts, engine)[: options.limit]
@@ -105,7 +108,7 @@ def report(options: Options, tree: str, dtype: str, comparisons: list[Comparison
     options.results.mkdir(parents=True, exist_ok=True)
     record = {"tree": tree, "transformers_tokens_per_second": reference, "total": asdict(total)}
     record |= {name: {"tokens_per_second": speed, "x_transformers": ratio} for name, (speed, ratio) in rows.items()}
-    path = options.results / f"cpu-{dtype}-{options.engine.name}.json"
+    path = options.results / f"cpu-{options.engine.name}-{options.threads}-threads.json"
     path.write_text(json.dumps(record, indent=2) + "\n")
     console.print(f"written to {path}")
 

@@ -158,27 +158,24 @@ class Total:
 
 
 def total_of(comparisons: list[Comparison]) -> Total:
-    """The totals. Speeds and ratios are medians over prompts, tau is emitted tokens over steps."""
+    """The totals. Speeds, times and ratios are medians over prompts; tau is emitted tokens over steps, of all prompts."""
     runs = [comparison.speculative for comparison in comparisons]
     plain = [comparison.plain for comparison in comparisons]
     steps = sum(run.stats.num_target_steps for run in runs)
-    tau = sum(run.stats.num_emitted_tokens - 1 for run in runs) / max(steps, 1)
-    ratio = _median([_ratio(comparison) for comparison in comparisons])
     parts, plain_parts = _ms_per_step(runs), _ms_per_step(plain)
-    promised = tau * plain_parts["target_forward"] / max(parts["target_forward"] + parts["head_forward"], 1e-9)
     return Total(
         num_prompts=len(runs),
         num_identical=sum(comparison.first_difference is None for comparison in comparisons),
-        tau=tau,
+        tau=sum(run.stats.num_emitted_tokens - 1 for run in runs) / max(steps, 1),
         tau_median=_median([run.stats.tau or 0.0 for run in runs]),
         target_steps=steps,
         plain_tokens_per_second=_median([run.tokens_per_second for run in plain]),
         speculative_tokens_per_second=_median([run.tokens_per_second for run in runs]),
-        ratio=ratio,
+        ratio=_median([_ratio(comparison) for comparison in comparisons]),
         ms_per_step=parts,
         plain_ms_per_step=plain_parts,
-        overhead_share=1 - (parts["target_forward"] + parts["head_forward"]) / parts["step"],
-        promised_share=ratio / promised,
+        overhead_share=_median([1 - _forward_seconds(run) / run.decode_seconds for run in runs if run.decode_seconds]),
+        promised_share=_median([_promised_share(comparison) for comparison in comparisons]),
     )
 
 
@@ -187,10 +184,27 @@ def _ratio(comparison: Comparison) -> float:
     return comparison.speculative.tokens_per_second / plain if plain else 1.0
 
 
+def _forward_seconds(run: Run) -> float:
+    return sum(run.seconds.get(part, 0.0) for part in FORWARDS)
+
+
+def _promised_share(comparison: Comparison) -> float:
+    """Measured speed-up over tau * t(1) / (t(N) + draft), the forward passes' times taken from the same two runs."""
+    plain, run = comparison.plain, comparison.speculative
+    if not plain.stats.num_target_steps or not run.stats.num_target_steps:
+        return 1.0
+    one = plain.seconds["target_forward"] / plain.stats.num_target_steps
+    tree = _forward_seconds(run) / run.stats.num_target_steps
+    return _ratio(comparison) / ((run.stats.tau or 1.0) * one / tree)
+
+
 def _ms_per_step(runs: list[Run]) -> dict[str, float]:
-    steps = max(sum(run.stats.num_target_steps for run in runs), 1)
-    values = {part: 1e3 * sum(run.seconds.get(part, 0.0) for run in runs) / steps for part in PARTS + FORWARDS}
-    return {"step": 1e3 * sum(run.decode_seconds for run in runs) / steps, **values}
+    stepped = [run for run in runs if run.stats.num_target_steps]
+    values = {
+        part: _median([1e3 * run.seconds.get(part, 0.0) / run.stats.num_target_steps for run in stepped])
+        for part in PARTS + FORWARDS
+    }
+    return {"step": _median([1e3 * run.decode_seconds / run.stats.num_target_steps for run in stepped]), **values}
 
 
 def _median(values: list[float]) -> float:

@@ -61,7 +61,9 @@ def test_a_build_that_fails_half_way_leaves_nothing(tiny_target, tmp_path, monke
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere; the next test covers a path that nobody can create")
+@pytest.mark.skipif(
+    os.geteuid() == 0, reason="root may write anywhere; the next test covers a path that nobody can create"
+)
 def test_an_output_in_a_read_only_place_is_refused(tiny_target, tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(ConfigError, match="cannot be written: Permission denied"):
@@ -149,7 +151,9 @@ def test_a_changed_file_is_refused_at_load_with_its_name(engine):
     weights = load_file(path)
     weights["target.norm.weight"] += 1
     save_file(weights, path)
-    with pytest.raises(EngineMismatch, match=r"rank0\.safetensors has changed since it was built; build the engine again"):
+    with pytest.raises(
+        EngineMismatch, match=r"rank0\.safetensors has changed since it was built; build the engine again"
+    ):
         read_engine(engine)
 
 

@@ -12,7 +12,14 @@ EAGLE = HeadKind.EAGLE3
 
 @pytest.mark.parametrize(
     ("text", "budget", "max_depth"),
-    [("single", 1, 0), ("chain:1", 2, 1), ("chain:5", 6, 5), ("dynamic:60/7/10", 60, 8), ("dynamic:1/0/1", 1, 1), ("auto", 16, 5)],
+    [
+        ("single", 1, 0),
+        ("chain:1", 2, 1),
+        ("chain:5", 6, 5),
+        ("dynamic:60/7/10", 60, 8),
+        ("dynamic:1/0/1", 1, 1),
+        ("auto", 16, 5),
+    ],
 )
 def test_budget_counts_the_root_and_depth_is_the_deepest_possible_node(text, budget, max_depth):
     config = parse_tree(text, EAGLE)
