@@ -28,6 +28,7 @@ from furcate.decoding.request import Request, StepOutput
 from furcate.decoding.sampling import SamplingRows
 from furcate.decoding.sequence import NewTokens, Sequence
 from furcate.decoding.step import PromptChunk, Step, StepResult, StepRows
+from furcate.decoding.threads import settle_threads
 
 
 class Scheduler:
@@ -55,10 +56,13 @@ class Scheduler:
 
     @classmethod
     def from_engine(cls, engine_dir: Path, *, num_threads: int | None = None) -> "Scheduler":
-        """A scheduler of the engine at `engine_dir`. Raises EngineMismatch when it cannot be run here."""
-        if num_threads is not None:
-            torch.set_num_threads(num_threads)
-        return cls(TorchExecutor(read_engine(engine_dir)))
+        """A scheduler of the engine at `engine_dir`, on as many CPU threads as serve it best (see threads.py).
+
+        Raises EngineMismatch when it cannot be run here.
+        """
+        executor = TorchExecutor(read_engine(engine_dir))
+        settle_threads(executor, num_threads)
+        return cls(executor)
 
     @property
     def num_pages(self) -> int:
