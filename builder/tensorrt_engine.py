@@ -96,8 +96,10 @@ def engine_buckets(manifest: Manifest, is_head: bool = False) -> Buckets:
     """
     pages = -(-(manifest.max_context_tokens + DRAFT_POSITIONS) // manifest.page_size)
     tree, num_nodes = manifest.tree, manifest.tree.budget
-    if is_head and tree.kind is TreeKind.DYNAMIC:
-        num_nodes = max(num_nodes, tree.top_k * (tree.depth + 1))
+    if is_head:
+        # What was accepted is read as a chain of as many columns as the deepest path has nodes.
+        drafted = tree.top_k * (tree.depth + 1) if tree.kind is TreeKind.DYNAMIC else 0
+        num_nodes = max(num_nodes, drafted, tree.max_depth + 1)
     return default_buckets(manifest.max_batch_size, num_nodes, manifest.prefill_chunk_tokens, pages)
 
 
@@ -158,7 +160,8 @@ def shared_tables(manifest: Manifest) -> dict[str, tuple[int, int]]:
     """
     head, spec = manifest.head, manifest.target
     names = set()
-    if head is not None and head.kind in (HeadKind.EAGLE, HeadKind.EAGLE3) and not head.owns_embedding:
+    reads_tokens = head is not None and (head.kind in (HeadKind.EAGLE, HeadKind.EAGLE3) or head.is_grounded)
+    if head is not None and reads_tokens and not head.owns_embedding:
         names.add(EMBEDDING)
     if head is not None and not head.owns_lm_head and head.draft_vocab_size == spec.vocab_size:
         names.add(EMBEDDING if spec.is_tied else LM_HEAD)

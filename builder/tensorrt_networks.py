@@ -9,15 +9,21 @@ v_cache.* [B,Hkv,S,D]. Outputs: logits [B,R,V] float32, features [B,N,F].
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from furcate.builder.errors import BuildError
 from furcate.builder.network.decoder import run_target
-from furcate.builder.network.heads import eagle_fuse, eagle_layer, eagle_logits, medusa_logits
+from furcate.builder.network.heads import (
+    eagle_fuse,
+    eagle_layer,
+    eagle_logits,
+    hydra_logits,
+    hydra_prefix,
+    medusa_logits,
+)
 from furcate.builder.network.inputs import PassInputs
 from furcate.builder.network.spec import DecoderSpec, HeadKind, HeadSpec
 from furcate.builder.ops.tensorrt import AttentionForm, EmissionSettings, TensorRTOps
@@ -79,11 +85,19 @@ def emit_target(
 
 
 def emit_head(builder: Any, context: EmissionContext, head: HeadSpec, weights: Weights) -> list[EmittedNetwork]:
-    """The head's networks: Medusa's `head`; EAGLE's `head` (its layer) and `logits`; EAGLE-3's `fuse` of features too."""
+    """The head's networks: Medusa's `head`; EAGLE's `head` (its layer) and `logits`; EAGLE-3's `fuse` of features too.
+
+    Hydra's `logits.<depth>`, and `head`, a prefix layer; a draft model's `head`.
+    """
     if head.kind is HeadKind.MEDUSA:
         return [_emit_medusa(builder, context, head, weights)]
-    if head.kind not in (HeadKind.EAGLE, HeadKind.EAGLE3):
-        raise BuildError(f"{head.kind.value} heads are not emitted for TensorRT; use --executor torch.")
+    if head.kind is HeadKind.HYDRA:
+        prefix = [_emit_hydra_prefix(builder, context, head, weights)] if head.has_prefix_layer else []
+        return prefix + [_emit_hydra(builder, context, head, weights, depth) for depth in range(head.num_heads)]
+    if head.kind is HeadKind.MODEL:
+        assert head.decoder is not None
+        whole = emit_target(builder, replace(context, shared_tables={}, num_ranks=1), head.decoder, weights, ())
+        return [replace(whole, name="head")]
     networks = [_emit_layer(builder, context, head, weights), _emit_logits(builder, context, head, weights)]
     if head.kind is HeadKind.EAGLE3:
         networks.append(_emit_fuse(builder, context, head, weights))
@@ -135,6 +149,28 @@ def _emit_medusa(builder: Any, context: EmissionContext, head: HeadSpec, weights
     return EmittedNetwork("head", graph.network, graph)
 
 
+def _emit_hydra_prefix(builder: Any, context: EmissionContext, head: HeadSpec, weights: Weights) -> EmittedNetwork:
+    """hidden [B,N,H] -> next_hidden [B,N,H], what Hydra's heads read; the head's own K/V cache."""
+    assert head.decoder is not None
+    graph = _graph(builder, context)
+    hidden = graph.input("hidden", context.dtype, (-1, -1, head.hidden_size))
+    inputs = _pass_inputs(graph, context, isinstance(context.attention, NativeSettings), reads_tokens=False)
+    settings = _settings(graph, context, 1, head.decoder.has_unit_offset_norm, num_ranks=1)
+    ops = TensorRTOps(graph, NamedWeights(graph, weights), settings)
+    graph.mark_output(hydra_prefix(ops, head, hidden, inputs), "next_hidden")
+    return EmittedNetwork("head", graph.network, graph)
+
+
+def _emit_hydra(builder: Any, context: EmissionContext, head: HeadSpec, weights: Weights, depth: int) -> EmittedNetwork:
+    """path [B,N,H (depth + 2)] (ungrounded: [B,N,H]) -> logits [B,N,Vd] float32 of the head for nodes at `depth`."""
+    graph = _graph(builder, context)
+    width = head.hidden_size * (depth + 2 if head.is_grounded else 1)
+    path = graph.input("path", context.dtype, (-1, -1, width))
+    ops = TensorRTOps(graph, NamedWeights(graph, weights), EmissionSettings(attention=None))
+    graph.mark_output(graph.cast(hydra_logits(ops, head, depth, path), torch.float32), "logits")
+    return EmittedNetwork(f"logits.{depth}", graph.network, graph)
+
+
 def _graph(builder: Any, context: EmissionContext) -> Graph:
     return Graph(context.tensorrt, context.tensorrt.create_network(builder), context.dtype)
 
@@ -154,10 +190,12 @@ def _settings(
     )
 
 
-def _pass_inputs(graph: Graph, context: EmissionContext, has_node_offset: bool = False) -> PassInputs:
+def _pass_inputs(
+    graph: Graph, context: EmissionContext, has_node_offset: bool = False, reads_tokens: bool = True
+) -> PassInputs:
     is_paged = isinstance(context.attention, PluginSettings)
     return PassInputs(
-        token_ids=graph.input("token_ids", torch.int32, (-1, -1)),
+        token_ids=graph.input("token_ids", torch.int32, (-1, -1)) if reads_tokens else None,
         positions=graph.input("positions", torch.int32, (-1, -1)),
         tree_mask=graph.input("tree_mask", torch.int32, (-1, -1, -1)),
         cache_lengths=graph.input("cache_lengths", torch.int32, (-1,)),

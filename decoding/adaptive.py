@@ -16,7 +16,7 @@ from furcate.builder.acceptance_config import Acceptance
 from furcate.builder.errors import ConfigError
 from furcate.builder.tree_config import TreeConfig, TreeKind
 from furcate.decoding.drafters.proposer import Committed, DraftRows
-from furcate.decoding.executors.torch import TorchExecutor
+from furcate.decoding.executors.executor import EngineExecutor
 from furcate.decoding.sequence import Sequence
 from furcate.decoding.step import Step, StepResult
 from furcate.decoding.tune_measure import PassTimes, measure_passes
@@ -105,7 +105,7 @@ class Ladder:
     Built before any request is served: pass times that the manifest does not have are measured on the pool's first pages.
     """
 
-    def __init__(self, executor: TorchExecutor, whole: Step, tree: TreeConfig) -> None:
+    def __init__(self, executor: EngineExecutor, whole: Step, tree: TreeConfig) -> None:
         if whole.acceptance not in (Acceptance.MATCH, Acceptance.GREEDY):
             raise ConfigError(
                 f"an adaptive budget needs acceptance match, and this is {whole.acceptance}: its text would depend on the budget."
@@ -185,7 +185,7 @@ def _root(sequence: Sequence) -> int:
     return sequence.root_id
 
 
-def _recorded_times(executor: TorchExecutor) -> PassTimes | None:
+def _recorded_times(executor: EngineExecutor) -> PassTimes | None:
     """What `furcate tune` measured, when it was on a device of this kind."""
     tuning = executor.manifest.tuning
     if tuning is None or tuning["device"] != str(executor.device):

@@ -12,7 +12,8 @@ import tyro
 from furcate.builder.acceptance_config import Acceptance, resolve_acceptance
 from furcate.builder.engine import read_engine
 from furcate.builder.tree_config import TreeConfig, TreeKind, parse_tree
-from furcate.decoding.executors.torch import TorchExecutor
+from furcate.decoding.executors.executor import EngineExecutor
+from furcate.decoding.executors.load import load_executor
 from furcate.decoding.prompts import Prompt, read_prompts
 from furcate.decoding.request import Request, RequestStats, SamplingParams
 from furcate.decoding.scheduler import Scheduler
@@ -116,7 +117,7 @@ def generate(scheduler: Scheduler, prompt: Prompt, sampling: SamplingParams) -> 
 
 
 def compare_prompts(
-    executor: TorchExecutor,
+    executor: EngineExecutor,
     prompts: list[Prompt],
     method: tuple[TreeConfig, Acceptance, bool | None],
     sampling: Callable[[int], SamplingParams],
@@ -223,7 +224,7 @@ def compare(config: CompareConfig) -> Total:
     prompts = read_prompts(config.prompts, engine)[: config.limit]
     acceptance = resolve_acceptance(config.acceptance or manifest.acceptance, tree)
     is_adaptive = manifest.is_adaptive if config.adaptive is None else config.adaptive
-    executor = TorchExecutor(engine)
+    executor = load_executor(engine)
     settle_threads(executor, config.threads)
 
     def sampling(index: int) -> SamplingParams:

@@ -11,7 +11,7 @@ from furcate.builder.acceptance_config import Acceptance
 from furcate.builder.engine import Engine, read_engine
 from furcate.builder.errors import ConfigError
 from furcate.builder.tree_config import parse_tree
-from furcate.decoding.executors.torch import TorchExecutor
+from furcate.decoding.executors.load import load_executor
 from furcate.decoding.explain_record import Recorder
 from furcate.decoding.explain_report import Explanation, Miss
 from furcate.decoding.prompts import encode
@@ -84,7 +84,7 @@ def explanation_of(engine: Engine, config: ExplainConfig) -> Explanation:
     num_heads = manifest.head.num_heads if manifest.head is not None else 0
     tree = manifest.tree if config.tree is None else parse_tree(config.tree, manifest.head_kind, num_heads)
     tokenizer = AutoTokenizer.from_pretrained(engine.tokenizer_dir)
-    scheduler = Scheduler(TorchExecutor(engine), tree, config.acceptance)
+    scheduler = Scheduler(load_executor(engine), tree, config.acceptance)
     recorder = Recorder(scheduler, tokenizer)
     sampling = SamplingParams(
         max_tokens=config.max_tokens,

@@ -22,7 +22,7 @@ from furcate.decoding.drafters.hydra import HydraProposer
 from furcate.decoding.drafters.medusa import MedusaProposer
 from furcate.decoding.drafters.model import ModelProposer
 from furcate.decoding.drafters.proposer import Committed, DraftRows, Proposer
-from furcate.decoding.executors.torch import TorchExecutor
+from furcate.decoding.executors.executor import EngineExecutor
 from furcate.decoding.logits.log_probs import chosen_logits, path_log_probs
 from furcate.decoding.sampling import SamplingRows, choose
 from furcate.decoding.tree import Tree, pack_mask
@@ -88,7 +88,7 @@ class PromptChunk:
 class Step:
     """Steps sequences with one engine and one kind of tree. Rows are independent; the cache is the executor's."""
 
-    def __init__(self, executor: TorchExecutor, tree: TreeConfig, acceptance: Acceptance = Acceptance.MATCH) -> None:
+    def __init__(self, executor: EngineExecutor, tree: TreeConfig, acceptance: Acceptance = Acceptance.MATCH) -> None:
         self.executor = executor
         self.clock = executor.clock
         self.acceptance = resolve_acceptance(acceptance, tree)
@@ -230,7 +230,7 @@ def executor_features(
     return features.gather(1, path[:, :, None].expand(-1, -1, features.shape[2]))
 
 
-def proposer_of(executor: TorchExecutor, max_depth: int) -> Proposer | None:
+def proposer_of(executor: EngineExecutor, max_depth: int) -> Proposer | None:
     """The proposer of the engine's head or draft model, for trees of this depth; None without one."""
     if executor.head is None:
         return None

@@ -11,13 +11,13 @@ import time
 import torch
 
 from furcate.builder.network.inputs import PassInputs
-from furcate.decoding.executors.torch import TorchExecutor
+from furcate.decoding.executors.executor import EngineExecutor
 
 NUM_NODES = 16
 NUM_TRIALS = 5
 
 
-def settle_threads(executor: TorchExecutor, num_threads: int | None) -> int:
+def settle_threads(executor: EngineExecutor, num_threads: int | None) -> int:
     """The number of threads torch uses from now on: `num_threads`; else OMP_NUM_THREADS; else the faster of all cores and one.
 
     Call it on an idle executor: the trial passes write to the first page of its pool.
@@ -32,7 +32,7 @@ def settle_threads(executor: TorchExecutor, num_threads: int | None) -> int:
 
 
 @torch.inference_mode()
-def _pass_seconds(executor: TorchExecutor, num_threads: int) -> float:
+def _pass_seconds(executor: EngineExecutor, num_threads: int) -> float:
     """Median time of a small target pass."""
     torch.set_num_threads(num_threads)
     num_nodes = min(NUM_NODES, executor.manifest.page_size)

@@ -18,7 +18,8 @@ from furcate.builder.network.spec import HeadKind
 from furcate.builder.tree_config import MAX_TREE_NODES, TreeConfig, TreeKind, parse_tree, static_tree
 from furcate.decoding.compare import generate
 from furcate.decoding.drafters.grow import grower_of
-from furcate.decoding.executors.torch import TorchExecutor
+from furcate.decoding.executors.executor import EngineExecutor
+from furcate.decoding.executors.load import load_executor
 from furcate.decoding.prompts import Prompt, read_prompts
 from furcate.decoding.request import SamplingParams
 from furcate.decoding.sampling import SamplingRows
@@ -124,7 +125,7 @@ def tune(config: TuneConfig, on_candidates: Callable[[list[Candidate]], None] = 
     if engine.manifest.head is None:
         raise ConfigError(f"{config.engine} has no head, so there is no tree to tune; build it with --head.")
     prompts = read_prompts(config.prompts, engine)[: config.limit]
-    executor = TorchExecutor(engine)
+    executor = load_executor(engine)
     candidates, times, rates = predict(config, executor, prompts)
     on_candidates(candidates)
     candidates = run_candidates(config, executor, prompts, candidates)
@@ -155,7 +156,7 @@ def record(path: Path, manifest: Manifest, tuning: Tuning) -> None:
 
 
 def predict(
-    config: TuneConfig, executor: TorchExecutor, prompts: list[Prompt]
+    config: TuneConfig, executor: EngineExecutor, prompts: list[Prompt]
 ) -> tuple[list[Candidate], PassTimes, list[list[float]]]:
     """Every candidate with its predicted tau and step time, the pass times, and the acceptance of every rank."""
     head = executor.manifest.head
@@ -221,14 +222,14 @@ def _dynamic_trees(kind: HeadKind, num_heads: int) -> list[TreeConfig]:
 
 
 def _plain_texts(
-    config: TuneConfig, executor: TorchExecutor, prompts: list[Prompt]
+    config: TuneConfig, executor: EngineExecutor, prompts: list[Prompt]
 ) -> Iterator[tuple[Prompt, list[int]]]:
     scheduler = Scheduler(executor, PLAIN, Acceptance.MATCH)
     for index, prompt in enumerate(prompts):
         yield prompt, list(generate(scheduler, prompt, _sampling(config, executor, index)).token_ids)
 
 
-def _sampling(config: TuneConfig, executor: TorchExecutor, index: int) -> SamplingParams:
+def _sampling(config: TuneConfig, executor: EngineExecutor, index: int) -> SamplingParams:
     return SamplingParams(
         max_tokens=config.max_tokens,
         temperature=config.temperature,
@@ -237,7 +238,7 @@ def _sampling(config: TuneConfig, executor: TorchExecutor, index: int) -> Sampli
     )
 
 
-def _greedy_rows(executor: TorchExecutor) -> SamplingRows:
+def _greedy_rows(executor: EngineExecutor) -> SamplingRows:
     device = executor.device
     return SamplingRows(
         temperature=torch.zeros(1, device=device),
@@ -251,7 +252,7 @@ def _greedy_rows(executor: TorchExecutor) -> SamplingRows:
 
 
 def run_candidates(
-    config: TuneConfig, executor: TorchExecutor, prompts: list[Prompt], candidates: list[Candidate]
+    config: TuneConfig, executor: EngineExecutor, prompts: list[Prompt], candidates: list[Candidate]
 ) -> list[Candidate]:
     """The candidates, the most promising of each family with what they measured. Prompt by prompt, so noise hits all alike."""
     chosen = _most_promising(candidates)

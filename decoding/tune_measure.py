@@ -15,7 +15,7 @@ from torch import Tensor
 from furcate.builder.network.inputs import PassInputs
 from furcate.decoding.drafters.grow import Grower
 from furcate.decoding.drafters.proposer import Committed, DraftRows, Proposer
-from furcate.decoding.executors.torch import TorchExecutor
+from furcate.decoding.executors.executor import EngineExecutor
 from furcate.decoding.sampling import SamplingRows
 from furcate.decoding.tree import Tree, pack_mask
 from furcate.decoding.tree_shape import expansion_shape, single_node_shape
@@ -51,7 +51,7 @@ def interpolated(table: dict[int, float], size: int) -> float:
 
 @torch.inference_mode()
 def measure_passes(
-    executor: TorchExecutor, proposer: Proposer | None, sizes: Sequence[int], widths: Sequence[int], context: int
+    executor: EngineExecutor, proposer: Proposer | None, sizes: Sequence[int], widths: Sequence[int], context: int
 ) -> PassTimes:
     """Pass times behind `context` cached tokens. The pool's first pages are overwritten: call it before any request."""
     pages = -(-(context + max(*sizes, sum(widths)) + 2) // executor.manifest.page_size)
@@ -120,7 +120,7 @@ def _tree_inputs(tree: Tree, lengths: Tensor, table: Tensor) -> PassInputs:
 
 
 def _observe_prompt(
-    executor: TorchExecutor, proposer: Proposer, prompt: Sequence[int], next_id: int, table: Tensor
+    executor: EngineExecutor, proposer: Proposer, prompt: Sequence[int], next_id: int, table: Tensor
 ) -> Tensor:
     """The drafter's state after a prompt; target and drafter cache it in pieces."""
     states = None
@@ -132,7 +132,7 @@ def _observe_prompt(
 
 
 def _features(
-    executor: TorchExecutor, tokens: Sequence[int], table: Tensor
+    executor: EngineExecutor, tokens: Sequence[int], table: Tensor
 ) -> Iterator[tuple[Tensor | None, int, list]]:
     """The target's features of a text, piece by piece, with each piece's start and tokens."""
     size = executor.manifest.prefill_chunk_tokens
@@ -150,7 +150,7 @@ def _features(
         yield executor.target_pass(inputs, last).features, start, piece
 
 
-def _committed(executor: TorchExecutor, piece: tuple, table: Tensor) -> Committed:
+def _committed(executor: EngineExecutor, piece: tuple, table: Tensor) -> Committed:
     features, tokens, following, start, is_prompt = piece
     return Committed(
         features=features,
@@ -178,7 +178,7 @@ class Ranks:
 class Follower:
     """Leads a drafter along texts that the target wrote, gathering ranks and what whole trees would have accepted."""
 
-    def __init__(self, executor: TorchExecutor, proposer: Proposer, max_depth: int, num_ranks: int) -> None:
+    def __init__(self, executor: EngineExecutor, proposer: Proposer, max_depth: int, num_ranks: int) -> None:
         self.executor, self.proposer, self.num_ranks = executor, proposer, num_ranks
         self.ranks = Ranks(hits=[[0] * num_ranks for _ in range(max_depth)], tries=[0] * max_depth)
         self.accepted: dict[str, list[int]] = {}

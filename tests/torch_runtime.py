@@ -13,8 +13,16 @@ import torch
 from torch import Tensor
 
 from furcate.builder.network.decoder import run_target
-from furcate.builder.network.heads import eagle_fuse, eagle_layer, eagle_logits, medusa_logits
+from furcate.builder.network.heads import (
+    eagle_fuse,
+    eagle_layer,
+    eagle_logits,
+    hydra_logits,
+    hydra_prefix,
+    medusa_logits,
+)
 from furcate.builder.network.inputs import PassInputs
+from furcate.builder.network.spec import HeadKind
 from furcate.builder.ops.torch import TorchOps
 from furcate.builder.tensorrt_config import Binding, TensorRTRecord
 from furcate.builder.tensorrt_engine import engine_buckets, head_weights, rope_tables, shared_tables
@@ -50,13 +58,28 @@ def bindings_of(manifest) -> dict[str, tuple[Binding, ...]]:
         return tuple(Binding(dtype=e[0], name=e[1], shape=e[2], is_output=is_output) for e, is_output in everything)
 
     table_inputs = {name: ("FLOAT", name, shape) for name, shape in tables.items()}
-    features = [] if head is None else [("features", (-1, -1, head.target_hidden_size * len(head.feature_layers)))]
+    features = (
+        []
+        if head is None or not head.feature_layers
+        else [("features", (-1, -1, head.target_hidden_size * len(head.feature_layers)))]
+    )
     pool = ("INT64", "kv_pool", (target.num_layers,))
     target_inputs = [*passes, ("INT32", "logit_rows", (-1, -1)), pool, *table_inputs.values()]
     plans = {"target": entries(target_inputs, [("logits", (-1, -1, target.vocab_size)), *features])}
     if head is None:
         return plans
     hidden = ("FLOAT", "hidden", (-1, -1, head.hidden_size))
+    if head.kind is HeadKind.MODEL:
+        inputs = [*passes, ("INT32", "logit_rows", (-1, -1)), ("INT64", "kv_pool", (head.decoder.num_layers,))]
+        return plans | {"head": entries(inputs, [("logits", (-1, -1, head.vocab_size))])}
+    if head.kind is HeadKind.HYDRA:
+        for depth in range(head.num_heads):
+            path = ("FLOAT", "path", (-1, -1, head.hidden_size * (depth + 2)))
+            plans[f"logits.{depth}"] = entries([path], [("logits", (-1, -1, head.vocab_size))])
+        if head.has_prefix_layer:
+            inputs = [hidden, *passes[1:], ("INT64", "kv_pool", (1,))]
+            plans["head"] = entries(inputs, [("next_hidden", (-1, -1, head.hidden_size))])
+        return plans
     if head.num_heads:
         outputs = [(f"logits.{i}", (-1, -1, head.draft_vocab_size)) for i in range(head.num_heads)]
         return plans | {"head": entries([hidden], outputs)}
@@ -126,13 +149,16 @@ class PlanEngine:
     def __init__(self, plan: str, engine, bindings):
         self.manifest, self.plan, self.num_passes, self.ops = engine.manifest, plan, 0, None
         self.bindings = {binding.name: binding for binding in bindings}
-        self.leading = "token_ids" if "token_ids" in self.bindings else next(iter(self.bindings))
+        self.leading = "positions" if "positions" in self.bindings else next(iter(self.bindings))
         self.profiles = all_profiles(engine_buckets(self.manifest, is_head=plan != "target"))
         target = engine.weights("target")
         tied = {"lm_head.weight": target["embed_tokens.weight"]} if self.manifest.target.is_tied else {}
         self.weights = {**target, **tied}
         if plan != "target":
             self.weights |= head_weights(self.manifest, self.weights, engine.weights("head"))
+            decoder = self.manifest.head.decoder
+            if self.manifest.head.kind is HeadKind.MODEL and decoder.is_tied:
+                self.weights["lm_head.weight"] = self.weights["embed_tokens.weight"]
 
     @property
     def num_io_tensors(self):
@@ -175,6 +201,12 @@ class PlanEngine:
             return {"logits": out.logits} | ({} if out.features is None else {"features": out.features})
         if self.plan == "fuse":
             return {"hidden": eagle_fuse(ops, head, inputs["features"])}
+        if head.kind is HeadKind.MODEL:
+            return {"logits": run_target(ops, spec, self._pass(inputs), (), inputs["logit_rows"].long()).logits}
+        if self.plan.startswith("logits."):
+            return {"logits": hydra_logits(ops, head, int(self.plan.removeprefix("logits.")), inputs["path"])}
+        if head.kind is HeadKind.HYDRA:
+            return {"next_hidden": hydra_prefix(ops, head, inputs["hidden"], self._pass(inputs))}
         if self.plan == "logits":
             return {"logits": eagle_logits(ops, head, inputs["hidden"])}
         if head.num_heads:
@@ -185,7 +217,7 @@ class PlanEngine:
 
     def _pass(self, inputs):
         names = ("token_ids", "positions", "tree_mask", "cache_lengths", "page_table", "num_nodes")
-        return PassInputs(**{name: inputs[name] for name in names})
+        return PassInputs(**{name: inputs.get(name) for name in names})
 
     def _pool(self, addresses: Tensor, spec) -> Tensor:
         pages = -(-self.manifest.max_pool_tokens // self.manifest.page_size)

@@ -13,7 +13,7 @@ from torch import Tensor
 from furcate.builder.network.inputs import PassInputs
 from furcate.decoding.drafters.draft_mask import DraftMask
 from furcate.decoding.drafters.proposer import Committed, DraftRows, Proposal
-from furcate.decoding.executors.torch import TorchExecutor
+from furcate.decoding.executors.executor import EngineExecutor
 
 
 class EagleProposer:
@@ -21,7 +21,7 @@ class EagleProposer:
 
     num_held_slots = 0
 
-    def __init__(self, executor: TorchExecutor) -> None:
+    def __init__(self, executor: EngineExecutor) -> None:
         self.executor = executor
         self.target_token_ids = executor.target_token_ids
         self.target_laws = executor.target_laws
@@ -52,7 +52,7 @@ def chain_inputs(committed: Committed) -> PassInputs:
 class EagleDraft:
     """One tree being drafted: the hidden states of the newest level."""
 
-    def __init__(self, executor: TorchExecutor, rows: DraftRows) -> None:
+    def __init__(self, executor: EngineExecutor, rows: DraftRows) -> None:
         self.executor = executor
         self.rows = rows
         self.hidden: Float[Tensor, "B K H"] = rows.states[:, None]
@@ -79,7 +79,7 @@ class EagleDraft:
         self.level += 1
 
 
-def proposal_of(logits: Float[Tensor, "B K Vd"], num_children: int, executor: TorchExecutor) -> Proposal:
+def proposal_of(logits: Float[Tensor, "B K Vd"], num_children: int, executor: EngineExecutor) -> Proposal:
     """The most probable children under draft logits."""
     top = logits.topk(num_children, dim=-1)
     log_probs = top.values.float() - logits.float().logsumexp(-1, keepdim=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from furcate.decoding.drafters.eagle import chain_inputs, proposal_of
 from furcate.decoding.drafters.proposer import Committed, DraftRows, Proposal
-from furcate.decoding.executors.torch import TorchExecutor
+from furcate.decoding.executors.executor import EngineExecutor
 
 
 class HydraProposer:
@@ -20,7 +20,7 @@ class HydraProposer:
 
     num_held_slots = 0
 
-    def __init__(self, executor: TorchExecutor) -> None:
+    def __init__(self, executor: EngineExecutor) -> None:
         self.executor = executor
         self.target_token_ids = executor.target_token_ids
         self.target_laws = executor.target_laws
@@ -37,7 +37,7 @@ class HydraProposer:
 class HydraDraft:
     """One tree being drafted: what head `depth` reads for every node of the newest level."""
 
-    def __init__(self, executor: TorchExecutor, rows: DraftRows) -> None:
+    def __init__(self, executor: EngineExecutor, rows: DraftRows) -> None:
         assert executor.head is not None
         self.executor = executor
         self.is_grounded = executor.head.is_grounded

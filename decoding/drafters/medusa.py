@@ -9,7 +9,7 @@ from torch import Tensor
 
 from furcate.decoding.drafters.eagle import proposal_of
 from furcate.decoding.drafters.proposer import Committed, DraftRows, Proposal
-from furcate.decoding.executors.torch import TorchExecutor
+from furcate.decoding.executors.executor import EngineExecutor
 
 
 class MedusaProposer:
@@ -17,7 +17,7 @@ class MedusaProposer:
 
     num_held_slots = 0
 
-    def __init__(self, executor: TorchExecutor) -> None:
+    def __init__(self, executor: EngineExecutor) -> None:
         self.executor = executor
         self.target_token_ids = executor.target_token_ids
         self.target_laws = executor.target_laws
@@ -34,7 +34,7 @@ class MedusaProposer:
 class MedusaDraft:
     """One tree being drafted. All heads run once, on one position a sequence."""
 
-    def __init__(self, executor: TorchExecutor, rows: DraftRows) -> None:
+    def __init__(self, executor: EngineExecutor, rows: DraftRows) -> None:
         self.executor = executor
         self.head_logits: list[Float[Tensor, "B Vd"]] = executor.medusa_logits(rows.states)
         self.level = 0

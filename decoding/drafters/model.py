@@ -14,7 +14,7 @@ from furcate.builder.network.inputs import PassInputs
 from furcate.decoding.drafters.draft_mask import DraftMask
 from furcate.decoding.drafters.eagle import proposal_of
 from furcate.decoding.drafters.proposer import Committed, DraftRows, Proposal
-from furcate.decoding.executors.torch import TorchExecutor
+from furcate.decoding.executors.executor import EngineExecutor
 
 
 class ModelProposer:
@@ -23,7 +23,7 @@ class ModelProposer:
     num_held_slots = 1
     """The root's K/V: it lies in front of the drafted nodes."""
 
-    def __init__(self, executor: TorchExecutor, max_depth: int) -> None:
+    def __init__(self, executor: EngineExecutor, max_depth: int) -> None:
         self.executor = executor
         self.state_width = max_depth + 2
         self.target_token_ids = executor.target_token_ids
@@ -50,7 +50,7 @@ class ModelProposer:
 class ModelDraft:
     """One tree being drafted."""
 
-    def __init__(self, executor: TorchExecutor, rows: DraftRows) -> None:
+    def __init__(self, executor: EngineExecutor, rows: DraftRows) -> None:
         self.executor = executor
         self.rows = rows
         self.mask = DraftMask()

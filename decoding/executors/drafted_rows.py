@@ -1,4 +1,4 @@
-"""The nodes that a head has drafted so far, to run each level of a tree together with the levels before it.
+"""The nodes that a head, or a draft model, has drafted so far, to run each level of a tree with the levels before it.
 
 Rows that were run before are run again with the same inputs and write the same K/V. B batch, N nodes, H hidden, W mask words.
 """
@@ -21,15 +21,22 @@ class DraftedRows:
         self._hidden: Tensor | None = None
         self._inputs: PassInputs | None = None
 
-    def with_earlier(self, hidden: Float[Tensor, "B N H"], inputs: PassInputs) -> tuple[Tensor, PassInputs]:
-        """(hidden, inputs) of all nodes of the tree so far, those of this level last, at node offset 0."""
+    def with_earlier(
+        self, hidden: Float[Tensor, "B N H"] | None, inputs: PassInputs
+    ) -> tuple[Float[Tensor, "B N H"] | None, PassInputs]:
+        """(hidden, inputs) of all nodes of the tree so far, those of this level last, at node offset 0.
+
+        A draft model's nodes have no hidden state: None stays None.
+        """
         if inputs.tree_mask is None:
             return hidden, inputs
         if inputs.node_offset > 0:
             earlier, num_words = self._inputs, inputs.tree_mask.shape[2]
-            assert self._hidden is not None and earlier is not None and earlier.tree_mask is not None
-            assert self._hidden.shape[1] == inputs.node_offset, "levels of one tree follow one another"
-            hidden = torch.cat([self._hidden, hidden], dim=1)
+            assert earlier is not None and earlier.tree_mask is not None
+            assert earlier.token_ids.shape[1] == inputs.node_offset, "levels of one tree follow one another"
+            if hidden is not None:
+                assert self._hidden is not None
+                hidden = torch.cat([self._hidden, hidden], dim=1)
             masks = [padded_words(earlier.tree_mask, num_words), inputs.tree_mask]
             inputs = replace(
                 inputs,

@@ -17,11 +17,12 @@ from torch import Tensor
 from furcate.builder.engine import Engine, Manifest
 from furcate.builder.errors import EngineMismatch
 from furcate.builder.network.inputs import PassInputs, TargetOutputs
-from furcate.builder.network.spec import DecoderSpec, HeadKind
+from furcate.builder.network.spec import DecoderSpec
 from furcate.builder.plugin_version import plugin_version
 from furcate.builder.tensor_parallel import rank_weights
 from furcate.builder.tensorrt_config import TensorRTRecord
 from furcate.builder.tensorrt_engine import head_weights
+from furcate.builder.tensorrt_networks import EMBEDDING
 from furcate.decoding.clock import Clock
 from furcate.decoding.executors.drafted_rows import DraftedRows, chain_words, fitting_words
 from furcate.decoding.executors.tensorrt_plan import TensorRTPlan, load_plan, refit_plan
@@ -67,7 +68,7 @@ class TensorRTExecutor:
         target = self.manifest.target
         self.target_pool = self._pool(target.num_layers, target, record.tp_size)
         decoder = None if self.head is None else self.head.decoder
-        self.head_pool = None if decoder is None else self._pool(1, decoder, 1)
+        self.head_pool = None if decoder is None else self._pool(decoder.num_layers, decoder, 1)
         stored = engine.weights("target")
         self._tables = {name: stored[name].to(self.device) for name in record.shared_tables}
         self.draft_token_ids = engine.weights("head").get("draft_token_ids")
@@ -126,9 +127,10 @@ class TensorRTExecutor:
         The plugin knows no node offset, so a level is run together with the nodes drafted before it.
         """
         num_new = hidden.shape[1]
-        hidden, inputs = self._drafted.with_earlier(hidden, inputs)
+        rows, inputs = self._drafted.with_earlier(hidden, inputs)
+        assert rows is not None
         with self.clock.part("head_forward"):
-            given = {"hidden": hidden.to(self.dtype).contiguous(), **pass_tensors(inputs)}
+            given = {"hidden": rows.to(self.dtype).contiguous(), **pass_tensors(inputs)}
             return self._run("head", given)["next_hidden"][:, -num_new:]
 
     def head_logits(self, hidden: Float[Tensor, "B N H"]) -> Float[Tensor, "B N Vd"]:
@@ -142,6 +144,29 @@ class TensorRTExecutor:
         with self.clock.part("head_forward"):
             outputs = self._run("head", {"hidden": hidden[:, None].to(self.dtype).contiguous()})
         return [outputs[f"logits.{i}"][:, 0] for i in range(self.head.num_heads)]
+
+    def hydra_prefix(self, features: Float[Tensor, "B N H"], inputs: PassInputs) -> Float[Tensor, "B N H"]:
+        """The hidden states that Hydra's heads read; K/V of a prefix layer is written to the head's pool."""
+        return self.head_pass(features, inputs) if "head" in self._plans else features
+
+    def hydra_logits(self, depth: int, path: Float[Tensor, "B K W"]) -> Float[Tensor, "B K Vd"]:
+        """Draft logits of the children of nodes at `depth`, from their paths (see `network.heads.hydra_logits`)."""
+        with self.clock.part("head_forward"):
+            return self._run(f"logits.{depth}", {"path": path.to(self.dtype).contiguous()})["logits"]
+
+    def draft_model_pass(self, inputs: PassInputs, *, last_only: bool = False) -> Float[Tensor, "B N V"]:
+        """A draft model's logits, of the last node only where that is enough; all nodes' K/V is written to its pool."""
+        num_new = inputs.token_ids.shape[1]
+        _, inputs = self._drafted.with_earlier(None, inputs)
+        batch, num_nodes = inputs.token_ids.shape
+        first = num_nodes - (1 if last_only else num_new)
+        rows = torch.arange(first, num_nodes, dtype=torch.int32, device=self.device).expand(batch, -1)
+        with self.clock.part("head_forward"):
+            return self._run("head", {**pass_tensors(inputs), "logit_rows": rows.contiguous()})["logits"]
+
+    def embed(self, token_ids: Int64[Tensor, ...]) -> Float[Tensor, "... H"]:
+        """The embeddings that the head reads."""
+        return torch.nn.functional.embedding(token_ids, self._tables[EMBEDDING])
 
     def target_token_ids(self, draft_ids: Int64[Tensor, ...]) -> Int64[Tensor, ...]:
         """Target ids of draft-vocabulary ids."""
@@ -159,13 +184,6 @@ class TensorRTExecutor:
         self.target_pool[:, pages] = 0
         if self.head_pool is not None:
             self.head_pool[:, pages] = 0
-
-    @property
-    def drafter_state_width(self) -> int:
-        """Width of the vector a drafter keeps per sequence between steps."""
-        if self.head is None:
-            return 0
-        return self.head.target_hidden_size if self.head.kind is HeadKind.MEDUSA else self.head.hidden_size
 
 
 def _plan_weights(engine: Engine, plan: str, rank: int, tp_size: int) -> dict[str, Tensor]:

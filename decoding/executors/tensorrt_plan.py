@@ -69,7 +69,7 @@ class TensorRTPlan:
 
     def run(self, inputs: Mapping[str, Tensor], stream: int, device: torch.device) -> dict[str, Tensor]:
         """The outputs by name, of a pass enqueued on `stream`; nothing waits. Raises EngineMismatch where no profile fits."""
-        tensors = {**inputs, **self.fixed}
+        tensors = {**{name: tensor for name, tensor in inputs.items() if name in self.bindings}, **self.fixed}
         context = self._context(tensors)
         for name, tensor in tensors.items():
             context.set_input_shape(name, tuple(tensor.shape))

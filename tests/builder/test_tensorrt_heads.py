@@ -3,6 +3,9 @@
 Tolerance: 1e-3 on logits of size about 10; both sides compute in float32 and sum in another order.
 """
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 import torch
 from emitted_networks import NUM_SLOTS, caches_of, chain, emission_context, feed, new_builder, random_tree, rope_tables
@@ -10,8 +13,14 @@ from network_interpreter import NetworkInterpreter
 
 from furcate.builder.checkpoints.heads import read_head
 from furcate.builder.checkpoints.target import read_target
-from furcate.builder.errors import BuildError
-from furcate.builder.network.heads import eagle_fuse, eagle_layer, eagle_logits, medusa_logits
+from furcate.builder.network.heads import (
+    eagle_fuse,
+    eagle_layer,
+    eagle_logits,
+    hydra_logits,
+    hydra_prefix,
+    medusa_logits,
+)
 from furcate.builder.network.inputs import PassInputs
 from furcate.builder.network.spec import HeadKind, HeadSpec
 from furcate.builder.ops.torch import TorchOps
@@ -41,7 +50,7 @@ class HeadTwice:
         networks = emit_head(new_builder(context.tensorrt), context, head.spec, weights)
         self.networks = networks
         self.emitted = {n.name: NetworkInterpreter(context.tensorrt.module, n.network) for n in networks}
-        self.caches = caches_of(self.emitted["head"], BATCH)
+        self.caches = caches_of(self.emitted["head"], BATCH) if "head" in self.emitted else {}
 
     def wanted_tables(self, name: str) -> dict[str, torch.Tensor]:
         network = self.emitted[name].network
@@ -120,10 +129,57 @@ def test_a_head_that_borrows_holds_no_copy_of_the_targets_tables(target, tiny_he
     assert "layers.0.qkv.weight" in both.networks[0].graph.weight_names
 
 
-def test_hydra_is_refused_for_tensorrt(target):
+@pytest.mark.parametrize("has_prefix", [False, True])
+@torch.inference_mode()
+def test_hydra_heads_equal_the_torch_executor(target, has_prefix):
+    """Weights are random: every depth's path, and the prefix layer on committed rows."""
+    generator = torch.Generator().manual_seed(9)
+    decoder = replace(target.spec, num_layers=1, is_tied=False) if has_prefix else None
     spec = HeadSpec(
         kind=HeadKind.HYDRA, hidden_size=64, target_hidden_size=64, vocab_size=300, draft_vocab_size=300,
-        feature_layers=(6,), num_heads=1, num_blocks=1,
+        feature_layers=(6,), num_heads=2, num_blocks=2, owns_lm_head=True, is_grounded=True, decoder=decoder,
+        has_prefix_layer=has_prefix,
     )  # fmt: skip
-    with pytest.raises(BuildError, match="hydra heads are not emitted for TensorRT; use --executor torch"):
-        emit_head(None, emission_context(target.spec), spec, {})
+    head = SimpleNamespace(spec=spec, weights=hydra_weights(target, spec, generator))
+    both = HeadTwice(target, head)
+    for depth in range(2):
+        path = torch.randn(BATCH, 3, 64 * (depth + 2), generator=generator)
+        close(both.emitted[f"logits.{depth}"]({"path": path})["logits"], hydra_logits(both.ops, spec, depth, path))
+    if has_prefix:
+        hidden = torch.randn(BATCH, 20, 64, generator=generator)
+        inputs = chain(torch.full((BATCH, 20), 5)).inputs(torch.tensor([0, 0]))
+        given = {"hidden": hidden, "node_offset": torch.zeros(1, dtype=torch.int32), **feed(inputs), **both.caches}
+        evaluated = both.emitted["head"]({name: value for name, value in given.items() if name != "token_ids"})
+        close(evaluated["next_hidden"], hydra_prefix(both.ops, spec, hidden, inputs))
+
+
+def hydra_weights(target, spec: HeadSpec, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    """Random weights in the named form; a prefix layer is the target's first layer."""
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator) * 0.2
+
+    weights = {}
+    for i in range(spec.num_heads):
+        for name, width in (("blocks.0", 64 * (i + 2)), ("residual", 64 * (i + 2)), ("blocks.1", 64)):
+            weights |= {f"heads.{i}.{name}.weight": random(64, width), f"heads.{i}.{name}.bias": random(64)}
+        weights[f"heads.{i}.lm_head.weight"] = random(300, 64)
+    if spec.has_prefix_layer:
+        own = {name: target.weights[name] for name in target.weights if name.startswith(("layers.0.", "norm."))}
+        weights |= own
+    return weights
+
+
+@torch.inference_mode()
+def test_a_draft_model_is_a_target_of_its_own_in_the_heads_plan(target):
+    spec = HeadSpec(
+        kind=HeadKind.MODEL, hidden_size=64, target_hidden_size=64, vocab_size=300, draft_vocab_size=300,
+        feature_layers=(), decoder=target.spec, owns_embedding=True, owns_lm_head=True,
+    )  # fmt: skip
+    context = emission_context(target.spec, shared_tables={EMBEDDING: (300, 64)})
+    (emitted,) = emit_head(new_builder(context.tensorrt), context, spec, dict(target.weights))
+    names = [emitted.network.get_input(index).name for index in range(emitted.network.num_inputs)]
+    assert emitted.name == "head"
+    assert "logit_rows" in names
+    assert EMBEDDING not in names, "its embedding is its own"
+    assert EMBEDDING in emitted.graph.weight_names

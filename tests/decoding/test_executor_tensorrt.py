@@ -58,6 +58,19 @@ def test_every_step_is_the_torch_executors(tensorrt_engine, tiny_engine, head, t
     assert all(plan.num_passes > 0 for plan in runtime.plans.values())
 
 
+@pytest.mark.parametrize(("head", "tree"), [
+    ("hydra", "dynamic:12/2/3"), ("hydra-prefix", "chain:3"), ("model", "dynamic:9/2/3"),
+])  # fmt: skip
+def test_hydra_heads_and_draft_models_too(engine_with, more_heads, noisy_target, tmp_path, head, tree):
+    settings = {"tree": tree, "max_batch_size": 4, "prefill_chunk_tokens": 48}
+    built = read_engine(engine_with(noisy_target if head == "model" else more_heads[head], **settings))
+    engine = as_tensorrt_engine(built, tmp_path)
+    runtime = TorchRuntime(engine)
+    executor = TensorRTExecutor(engine, runtime, device="cpu")
+    assert texts(executor, tree) == texts(TorchExecutor(built), tree)
+    assert all(plan.num_passes > 0 for plan in runtime.plans.values())
+
+
 def test_a_pass_outside_every_profile_is_refused_with_its_shape(tensorrt_engine):
     engine = tensorrt_engine(None, tree="single", max_batch_size=2)
     executor = TensorRTExecutor(engine, TorchRuntime(engine), device="cpu")
