@@ -21,22 +21,19 @@ from pathlib import Path
 import torch
 import tyro
 from rich.console import Console
-from rich.table import Table
-from transformers import AutoTokenizer
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from serving.checks import faults_of, gauges, plain_texts, resident_mib, slope_of
-from serving.figures import Figures, figures_of
+from serving.figures import Figures, figures_of, plain_figures, table_of
 from serving.load import Outcome, closed_loop, open_loop, send
-from serving.requests import Ask, Mix, asks, chat_prompts
+from serving.requests import Ask, Mix, ServedPrompt, asks, same_prompts, served_prompts
 
 from furcate.builder.engine import read_engine
 from furcate.client import AsyncClient
 from furcate.client.server import ServerConfig, TritonServer
 from furcate.decoding.compare import generate
 from furcate.decoding.executors.torch import TORCH_DTYPES, TorchExecutor
-from furcate.decoding.prompts import Prompt
 from furcate.decoding.request import SamplingParams
 from furcate.decoding.scheduler import Scheduler
 
@@ -55,10 +52,9 @@ class Served:
     results: Path = Path("benchmarks/results")
     deadline_s: float = 600.0
 
-    def read_prompts(self) -> list[Prompt]:
+    def read_prompts(self) -> list[ServedPrompt]:
         """The prompts, as the server encodes them."""
-        tokenizer = AutoTokenizer.from_pretrained(read_engine(self.engine).tokenizer_dir)
-        return chat_prompts(self.prompts, tokenizer, self.limit)
+        return served_prompts(self.prompts, read_engine(self.engine))[: self.limit]
 
     def server(self) -> TritonServer:
         """A server of the repository on free ports."""
@@ -110,33 +106,6 @@ class Soak(Served):
     malformed: float = 0.05
 
 
-def table_of(rows: list[tuple[str, Figures]], level_name: str) -> Table:
-    """Figures as a table."""
-    table = Table(
-        level_name, "system", "requests", "failed", "tokens/s", "tau", "first ms p50/p99", "between ms p50/p99"
-    )
-    for system, f in rows:
-        table.add_row(
-            f"{f.level:g}",
-            system,
-            str(f.num_requests),
-            str(f.num_failed),
-            f"{f.tokens_per_s:.1f}",
-            f"{f.tau:.2f}" if f.tau else "",
-            f"{f.first_token_p50_ms:.0f} / {f.first_token_p99_ms:.0f}" if f.first_token_p50_ms else "",
-            f"{f.inter_token_p50_ms:.1f} / {f.inter_token_p99_ms:.1f}" if f.inter_token_p50_ms else "",
-        )
-    return table
-
-
-def same_prompts(prompts: list[Prompt], count: int, max_tokens: int) -> list[Ask]:
-    """`count` greedy requests of one length that no end token cuts short."""
-    options = {"max_tokens": max_tokens, "chat": True}
-    return [
-        Ask(prompt_index=i % len(prompts), text=prompts[i % len(prompts)].text, options=options) for i in range(count)
-    ]
-
-
 def throughput(options: Throughput) -> None:
     """Levels of concurrency, furcate and transformers in turns."""
     from serving.plots import draw_levels
@@ -147,7 +116,7 @@ def throughput(options: Throughput) -> None:
         from serving.peers import ContinuousBatching
 
         peer = ContinuousBatching(options.target, TORCH_DTYPES[manifest.dtype], manifest.eos_token_ids)
-        peer.tokens_per_second(prompts[:1], 4)
+        peer.tokens_per_second([prompts[0].encoded], 4)
     rows: list[tuple[str, Figures]] = []
     with options.server() as server:
 
@@ -162,7 +131,7 @@ def throughput(options: Throughput) -> None:
             rows.append(("furcate", figures_of(asyncio.run(level(concurrency)), concurrency)))
             if peer is not None:
                 batch = same_prompts(prompts, concurrency, options.max_tokens)
-                speed = peer.tokens_per_second([prompts[ask.prompt_index] for ask in batch], options.max_tokens)
+                speed = peer.tokens_per_second([prompts[ask.prompt_index].encoded for ask in batch], options.max_tokens)
                 rows.append(("transformers", plain_figures(concurrency, len(batch), speed)))
                 console.print(f"{concurrency:>3} at once: {rows[-2][1].tokens_per_s / speed:.2f}x transformers")
     console.print(table_of(rows, "at once"))
@@ -171,14 +140,6 @@ def throughput(options: Throughput) -> None:
     curves = {system: [f for s, f in rows if s == system] for system, _ in rows}
     title = f"{manifest.name}, {manifest.dtype.value}, {os.environ.get('OMP_NUM_THREADS', 'all')} thread(s)"
     draw_levels(curves, options.results / f"{name}.png", title=title, level_name="requests at once")
-
-
-def plain_figures(level: float, num_requests: int, tokens_per_s: float) -> Figures:
-    """Figures of a system of which only throughput is known."""
-    zeros = dict.fromkeys(("first_token_p50_ms", "first_token_p99_ms", "inter_token_p50_ms", "inter_token_p99_ms"), 0.0)
-    return Figures(
-        level=level, num_requests=num_requests, num_failed=0, seconds=0.0, tokens_per_s=tokens_per_s, tau=0.0, **zeros
-    )
 
 
 def arrivals(options: Arrivals) -> None:
@@ -215,12 +176,12 @@ def overhead(options: Overhead) -> None:
     served, direct = [], []
     with options.server() as server:
 
-        async def once(prompt: Prompt) -> float:
+        async def once(prompt: ServedPrompt) -> float:
             async with AsyncClient(server.grpc_url, deadline_s=options.deadline_s) as client:
                 ask = Ask(
                     prompt_index=0,
                     text=prompt.text,
-                    options={"max_tokens": options.max_tokens, "chat": True, "end_id": -1},
+                    options={"max_tokens": options.max_tokens, "end_id": -1, **prompt.options},
                 )
                 outcome = await send(client, ask)
                 assert outcome.generation is not None, outcome.failure or outcome.refusal
@@ -229,7 +190,7 @@ def overhead(options: Overhead) -> None:
 
         for prompt in [prompts[0], *prompts]:
             served.append(asyncio.run(once(prompt)))
-            run = generate(scheduler, prompt, sampling)
+            run = generate(scheduler, prompt.encoded, sampling)
             direct.append(1e3 * run.decode_seconds / run.stats.num_target_steps)
     ratios = [a / b for a, b in zip(served[1:], direct[1:], strict=True)]
     record = {

@@ -1,10 +1,13 @@
 """Outputs that appear whole or not at all: written to a hidden sibling, then renamed."""
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from safetensors import SafetensorError
 
 from furcate.builder.errors import BuildError, ConfigError
 
@@ -42,12 +45,16 @@ def staged(path: Path) -> Iterator[Path]:
         if path.exists():
             path.rename(retired)
         partial.rename(path)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         if retired.exists() and not path.exists():
             retired.rename(path)
-        raise BuildError(
-            f"{path} could not be written: {error.strerror or error}; nothing was changed there."
-        ) from error
+        raise BuildError(f"{path} could not be written: {_reason(error)}; nothing was changed there.") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         shutil.rmtree(retired, ignore_errors=True)
+
+
+def _reason(error: OSError | SafetensorError) -> str:
+    """What the system said: "No space left on device". Rust libraries wrap it in words of their own."""
+    said = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return re.sub(r"^.*I/O error: | \(os error \d+\)$", "", said)

@@ -9,19 +9,20 @@ from furcate.builder.engine import read_engine
 from furcate.builder.tree_config import TreeConfig, TreeKind
 from furcate.client.server import TritonServer
 from furcate.decoding.executors.torch import TorchExecutor
-from furcate.decoding.prompts import Prompt
 from furcate.decoding.request import Request, SamplingParams
 from furcate.decoding.scheduler import Scheduler
 from serving.load import Outcome
-from serving.requests import Ask, Fate
+from serving.requests import Ask, Fate, ServedPrompt
 
 
-def plain_texts(engine_dir: Path, prompts: list[Prompt], wanted: list[Ask]) -> dict[tuple, tuple[int, ...]]:
+def plain_texts(engine_dir: Path, prompts: list[ServedPrompt], wanted: list[Ask]) -> dict[tuple, tuple[int, ...]]:
     """The tokens of every key among the asks by plain decoding, one token a step, one prompt at a time, nothing of Triton."""
     engine = read_engine(engine_dir)
     plain = Scheduler(TorchExecutor(engine), TreeConfig(kind=TreeKind.SINGLE, budget=1, name="single"))
     longest: dict[tuple, int] = {}
     for ask in wanted:
+        if ask.fate is Fate.MALFORMED:
+            continue
         longest[ask.key] = max(longest.get(ask.key, 0), ask.options["max_tokens"])
     texts: dict[tuple, tuple[int, ...]] = {}
     for key, max_tokens in longest.items():
@@ -29,7 +30,7 @@ def plain_texts(engine_dir: Path, prompts: list[Prompt], wanted: list[Ask]) -> d
         sampling = SamplingParams(
             max_tokens=max_tokens, temperature=temperature, seed=seed, end_ids=engine.manifest.eos_token_ids
         )
-        plain.add(Request(request_id=0, prompt_ids=prompts[index].input_ids, sampling=sampling))
+        plain.add(Request(request_id=0, prompt_ids=prompts[index].encoded.input_ids, sampling=sampling))
         tokens: tuple[int, ...] = ()
         while plain.sequences:
             tokens += plain.step()[0].token_ids

@@ -3,6 +3,8 @@
 import statistics
 from dataclasses import dataclass
 
+from rich.table import Table
+
 from serving.load import Outcome
 
 
@@ -49,3 +51,30 @@ def quantile(values: list[float], share: float) -> float:
     if len(values) < 2:
         return values[0] if values else 0.0
     return statistics.quantiles(values, n=100, method="inclusive")[round(100 * share) - 1]
+
+
+def plain_figures(level: float, num_requests: int, tokens_per_s: float) -> Figures:
+    """Figures of a system of which only throughput is known."""
+    zeros = dict.fromkeys(("first_token_p50_ms", "first_token_p99_ms", "inter_token_p50_ms", "inter_token_p99_ms"), 0.0)
+    return Figures(
+        level=level, num_requests=num_requests, num_failed=0, seconds=0.0, tokens_per_s=tokens_per_s, tau=0.0, **zeros
+    )
+
+
+def table_of(rows: list[tuple[str, Figures]], level_name: str) -> Table:
+    """Figures as a table."""
+    table = Table(
+        level_name, "system", "requests", "failed", "tokens/s", "tau", "first ms p50/p99", "between ms p50/p99"
+    )
+    for system, f in rows:
+        table.add_row(
+            f"{f.level:g}",
+            system,
+            str(f.num_requests),
+            str(f.num_failed),
+            f"{f.tokens_per_s:.1f}",
+            f"{f.tau:.2f}" if f.tau else "",
+            f"{f.first_token_p50_ms:.0f} / {f.first_token_p99_ms:.0f}" if f.first_token_p50_ms else "",
+            f"{f.inter_token_p50_ms:.1f} / {f.inter_token_p99_ms:.1f}" if f.inter_token_p50_ms else "",
+        )
+    return table

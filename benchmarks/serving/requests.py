@@ -1,12 +1,16 @@
 """The requests a benchmark sends: a mix of prompts, lengths and temperatures, some cancelled, some malformed."""
 
+import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from furcate.decoding.prompts import Prompt
+from transformers import AutoTokenizer
+
+from furcate.builder.engine import Engine
+from furcate.decoding.prompts import Prompt, encode
 
 
 class Fate(StrEnum):
@@ -59,12 +63,12 @@ class Mix:
     malformed: float = 0.0
 
 
-def asks(prompts: list[Prompt], mix: Mix, seed: int) -> Iterator[Ask]:
+def asks(prompts: list["ServedPrompt"], mix: Mix, seed: int) -> Iterator[Ask]:
     """Requests without end, the same for the same seed. Sampled ones take their prompt's own seed, so that texts recur."""
     draw = random.Random(seed)
     while True:
         index = draw.randrange(len(prompts))
-        options: dict = {"max_tokens": draw.choice(mix.max_tokens), "chat": True}
+        options: dict = {"max_tokens": draw.choice(mix.max_tokens), **prompts[index].options}
         temperature = draw.choice(mix.temperatures)
         if temperature:
             options |= {"temperature": temperature, "seed": 1000 + index}
@@ -83,11 +87,32 @@ def asks(prompts: list[Prompt], mix: Mix, seed: int) -> Iterator[Ask]:
         )
 
 
-def chat_prompts(path: Path, tokenizer, limit: int | None) -> list[Prompt]:
-    """The texts of a prompts file, encoded as the served `preprocessing` encodes a chat message."""
-    import json
+@dataclass(frozen=True, kw_only=True)
+class ServedPrompt:
+    """A prompt as it is sent, and as the server encodes it."""
 
-    from furcate.decoding.prompts import encode
+    text: str
+    encoded: Prompt
+    options: dict
+    """What makes the server encode it so: in the chat template where the target has one."""
 
-    texts = [json.loads(line)["prompt"] for line in path.read_text().splitlines() if line.strip()][:limit]
-    return [Prompt(text, tuple(encode(tokenizer, text, is_chat=True))) for text in texts]
+
+def served_prompts(path: Path, engine: Engine) -> list[ServedPrompt]:
+    """The texts of a prompts file (JSON lines with a 'prompt' key)."""
+    is_chat = engine.manifest.has_chat_template
+    tokenizer = AutoTokenizer.from_pretrained(engine.tokenizer_dir)
+    texts = [json.loads(line)["prompt"] for line in path.read_text().splitlines() if line.strip()]
+    return [
+        ServedPrompt(
+            text=text,
+            encoded=Prompt(text, tuple(encode(tokenizer, text, is_chat))),
+            options={"chat": True} if is_chat else {},
+        )
+        for text in texts
+    ]
+
+
+def same_prompts(prompts: list[ServedPrompt], count: int, max_tokens: int) -> list[Ask]:
+    """`count` greedy requests of one length."""
+    chosen = [(i % len(prompts), prompts[i % len(prompts)]) for i in range(count)]
+    return [Ask(prompt_index=i, text=p.text, options={"max_tokens": max_tokens, **p.options}) for i, p in chosen]

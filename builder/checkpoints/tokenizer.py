@@ -12,7 +12,8 @@ from furcate.builder.errors import CheckpointError
 def save_tokenizer(target: TargetCheckpoint, output: Path) -> bool:
     """True when the tokenizer has a chat template. Writes tokenizer and template to `output`.
 
-    Raises CheckpointError when the checkpoint has no tokenizer or it does not fit the vocabulary.
+    Raises CheckpointError when the checkpoint has no tokenizer or it does not fit the vocabulary, OSError when `output` cannot
+    be written.
     """
     if target.source.is_file():
         tokenizer = gguf_tokenizer(target.source)
@@ -28,5 +29,10 @@ def save_tokenizer(target: TargetCheckpoint, output: Path) -> bool:
             f"the tokenizer of {target.source} has {len(tokenizer)} tokens and the target's vocabulary {target.spec.vocab_size}; "
             "use the tokenizer the target was trained with."
         )
-    tokenizer.save_pretrained(output)
+    try:
+        tokenizer.save_pretrained(output)
+    except OSError:
+        raise
+    except Exception as error:  # the tokenizers library raises bare Exceptions for what the system refuses
+        raise OSError(str(error)) from error
     return tokenizer.chat_template is not None
