@@ -1,44 +1,29 @@
-"""Which pages of the K/V pool belong to whom. Host-side: pages are handed out between steps, never inside one."""
-
-from furcate.builder.errors import RequestError
+"""The K/V pool's pages: which are free, and how many are promised. Host-side: pages change hands between steps only."""
 
 
 class PagePool:
-    """Hands out page numbers. Sequences first reserve the most they can ever need, so that a running one always finishes."""
+    """Hands out page numbers. What running sequences may still take is counted as promised, so that they can finish."""
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
-        self.num_reserved = 0
+        self.num_promised = 0
+        """Pages that sequences were promised and have not taken yet."""
         self._free = list(range(num_pages - 1, -1, -1))
 
     @property
-    def num_allocated(self) -> int:
-        """Pages that belong to sequences now."""
-        return self.num_pages - len(self._free)
+    def num_free(self) -> int:
+        """Pages that nobody holds."""
+        return len(self._free)
 
     def pages_for(self, num_tokens: int) -> int:
         """Pages that hold `num_tokens`."""
         return -(-num_tokens // self.page_size)
 
-    def reserve(self, num_pages: int) -> bool:
-        """Sets pages aside for a sequence; False when the pool has promised too many already."""
-        if self.num_reserved + num_pages > self.num_pages:
-            return False
-        self.num_reserved += num_pages
-        return True
+    def take(self) -> int:
+        """A free page; there must be one."""
+        return self._free.pop()
 
-    def unreserve(self, num_pages: int) -> None:
-        """Ends a reservation."""
-        self.num_reserved -= num_pages
-
-    def resize(self, pages: list[int], num_pages: int) -> None:
-        """Grows or shrinks a sequence's pages in place; what it drops is free at once."""
-        while len(pages) > num_pages:
-            self._free.append(pages.pop())
-        while len(pages) < num_pages:
-            if not self._free:
-                raise RequestError(
-                    f"the K/V pool's {self.num_pages} pages are all in use; build with a larger --max-pool-tokens."
-                )
-            pages.append(self._free.pop())
+    def give_back(self, page: int) -> None:
+        """Makes a page free."""
+        self._free.append(page)

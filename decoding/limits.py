@@ -2,9 +2,12 @@
 
 import math
 
+from furcate.builder.acceptance_config import Acceptance
 from furcate.builder.engine import Manifest
 from furcate.builder.errors import RequestError
 from furcate.decoding.request import Request, SamplingParams
+
+LARGEST_PRIORITY = 100
 
 
 def check_request(request: Request, manifest: Manifest) -> None:
@@ -24,9 +27,37 @@ def check_request(request: Request, manifest: Manifest) -> None:
             f"the prompt has {len(prompt)} tokens and max_tokens is {sampling.max_tokens}, together "
             f"{len(prompt) + sampling.max_tokens}; this engine's limit is {limit}. Shorten the prompt or lower max_tokens."
         )
+    _check_turn(request)
     _check_sampling(sampling)
     _check_processing(sampling)
     _check_token_ids(sampling, vocab_size)
+
+
+def check_acceptance(request: Request, acceptance: Acceptance) -> None:
+    """Nothing; raises RequestError when this rule cannot choose the request's tokens."""
+    if acceptance is Acceptance.GREEDY and request.sampling.temperature > 0:
+        raise RequestError(
+            f"temperature is {request.sampling.temperature}, and this engine accepts greedily; send 0, or build with "
+            "--acceptance match."
+        )
+
+
+def check_pages(num_needed: int, num_pages: int) -> None:
+    """Nothing; raises RequestError when a request would not fit even alone."""
+    if num_needed > num_pages:
+        raise RequestError(
+            f"the request needs {num_needed} K/V pages and the pool has {num_pages}; "
+            "shorten it, or build with a larger --max-pool-tokens."
+        )
+
+
+def _check_turn(request: Request) -> None:
+    if abs(request.priority) > LARGEST_PRIORITY:
+        raise RequestError(
+            f"priority is {request.priority}; it must be from -{LARGEST_PRIORITY} to {LARGEST_PRIORITY} (larger is first)."
+        )
+    if request.timeout_s is not None and not (math.isfinite(request.timeout_s) and request.timeout_s > 0):
+        raise RequestError(f"the request's timeout is {request.timeout_s} s; it must be above 0, or be left out.")
 
 
 def _check_sampling(sampling: SamplingParams) -> None:

@@ -70,11 +70,19 @@ class Request:
     request_id: int
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
+    priority: int = 0
+    """Larger ones are served first; equal ones in the order they came."""
+    timeout_s: float | None = None
+    """How long it may take from its arrival on; None is without end."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RequestStats:
-    """A request's counts so far. Times are `time.time_ns()`; None until they happen."""
+    """A request's counts so far.
+
+    Times are those of day, in ns, by the clock at the request's arrival: a clock that is set meanwhile does not change how
+    far they lie apart. None until they happen.
+    """
 
     num_prompt_tokens: int
     num_emitted_tokens: int = 0
@@ -83,7 +91,11 @@ class RequestStats:
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
     num_allocated_pages: int = 0
+    """The most pages of its own that the request held."""
     num_reused_pages: int = 0
+    """Pages of the prompt that were there already, from other requests."""
+    num_reused_tokens: int = 0
+    """Prompt tokens that did not have to be computed: those of reused pages, and of a copied part of one."""
     is_lossless: bool = True
     """False where the engine's acceptance rule is typical: the text's law is then not the target's."""
     arrival_time_ns: int = 0

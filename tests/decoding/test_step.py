@@ -34,7 +34,7 @@ def run_all(scheduler: Scheduler, requests: list[Request]) -> dict[int, tuple[in
             texts[output.request_id] += output.token_ids
         assert scheduler.num_allocated_pages == scheduler.num_committed_pages
     assert scheduler.num_allocated_pages == 0
-    assert scheduler.pool.num_reserved == 0
+    assert scheduler.pool.num_promised == 0
     return texts
 
 
