@@ -13,7 +13,7 @@ import numpy as np
 from furcate.builder.errors import FurcateError, RequestError, ServerError
 from furcate.client.messages import broke_off
 from furcate.client.options import Options, tensors_from_options
-from furcate.client.results import Delta, Generation, delta_from_outputs, stats_from_outputs
+from furcate.client.results import Delta, Generation, delta_from_outputs, num_tokens_of, stats_from_outputs
 from furcate.client.transport import Call, Transport, transport_to
 
 DEFAULT_DEADLINE_S = 300.0
@@ -189,7 +189,7 @@ class AsyncStream:
         self._responses = responses
         self._deltas: list[Delta] = []
         self._last_outputs: dict[str, np.ndarray] = {}
-        self._log_probs: list[float] = []
+        self._num_tokens = 0
         self._start_s = time.monotonic()
         self._duration_s = 0.0
 
@@ -200,7 +200,7 @@ class AsyncStream:
         outputs = await anext(self._responses)
         self._duration_s = time.monotonic() - self._start_s
         self._last_outputs = outputs
-        self._log_probs += outputs["output_log_probs"].reshape(-1).tolist()
+        self._num_tokens += num_tokens_of(outputs)
         self._deltas.append(delta_from_outputs(outputs))
         return self._deltas[-1]
 
@@ -226,7 +226,7 @@ class AsyncStream:
             text="".join(delta.text for delta in self._deltas),
             token_ids=tuple(token_id for delta in self._deltas for token_id in delta.token_ids),
             finish_reason=self._deltas[-1].finish_reason,
-            stats=stats_from_outputs(self._last_outputs),
+            stats=stats_from_outputs(self._last_outputs, num_emitted_tokens=self._num_tokens),
             duration_s=self._duration_s,
-            log_probs=tuple(self._log_probs),
+            log_probs=tuple(log_prob for delta in self._deltas for log_prob in delta.log_probs),
         )

@@ -24,6 +24,7 @@ COMMANDS = {
         module="cli_generate", run="run", summary="Generate text on a server, streamed to the terminal."
     ),
     "canary": Command(module="cli_canary", run="run", summary="Ask a server for a few tokens: does it really serve?"),
+    "api": Command(module="cli_api", run="run", summary="Serve a model over OpenAI's HTTP interface."),
     "compare": Command(
         module="cli_engine",
         run="run_compare",

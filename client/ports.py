@@ -45,7 +45,7 @@ def resolve_ports(http: int | str, grpc: int | str, metrics: int | str, *, host:
     sockets: list[socket.socket] = []
     try:
         for option, port in asked.items():
-            sockets.append(_bind(option, port, HOST if option == "--http-port" else host))
+            sockets.append(listening_socket(option, port, HOST if option == "--http-port" else host))
         numbers = [each.getsockname()[1] for each in sockets]
     finally:
         for each in sockets:
@@ -53,7 +53,8 @@ def resolve_ports(http: int | str, grpc: int | str, metrics: int | str, *, host:
     return Ports(http=numbers[0], grpc=numbers[1], metrics=numbers[2])
 
 
-def _bind(option: str, port: int | str, host: str) -> socket.socket:
+def listening_socket(option: str, port: int | str, host: str) -> socket.socket:
+    """A socket that listens on a port that nobody else has; "auto" takes any free one. ConfigError names `option`."""
     number = _number(option, port)
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -15,6 +15,8 @@ class Delta:
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
+    log_probs: tuple[float, ...] = ()
+    """One for each token when they were asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,18 +66,24 @@ def delta_from_outputs(outputs: Mapping[str, np.ndarray]) -> Delta:
         text="".join(item.decode() for item in outputs["text_output"].reshape(-1)),
         token_ids=tuple(outputs["output_token_ids"].reshape(-1).tolist()),
         finish_reason=FinishReason(reason) if reason else None,
+        log_probs=tuple(outputs["output_log_probs"].reshape(-1).tolist()),
     )
 
 
-def stats_from_outputs(outputs: Mapping[str, np.ndarray]) -> RequestStats:
-    """The counts and times of one response of the ensemble."""
+def num_tokens_of(outputs: Mapping[str, np.ndarray]) -> int:
+    """How many generated tokens one response of the ensemble carries."""
+    return int(outputs["num_output_tokens"].reshape(-1)[0])
+
+
+def stats_from_outputs(outputs: Mapping[str, np.ndarray], *, num_emitted_tokens: int) -> RequestStats:
+    """The counts and times of an answer, from its last response and the tokens of all of them."""
 
     def count(name: str) -> int:
         return int(outputs[name].reshape(-1)[0])
 
     return RequestStats(
         num_prompt_tokens=count("num_input_tokens"),
-        num_emitted_tokens=count("num_output_tokens"),
+        num_emitted_tokens=num_emitted_tokens,
         num_target_steps=count("num_target_steps"),
         num_draft_tokens=count("total_draft_tokens"),
         num_accepted_draft_tokens=count("total_accepted_draft_tokens"),

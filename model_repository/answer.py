@@ -76,7 +76,7 @@ class Answer:
                 "answer_stop_texts": [text.encode() for text in self._asked.stop_texts],
                 "finish_reason": [finish_reason.encode()],
                 **_no_logits(),
-                **_counts(self._stats),
+                **_counts(self._stats, num_fresh=len(fresh) - max(self._num_prompt_ids - len(earlier), 0)),
             }
         )
 
@@ -95,7 +95,7 @@ def outputs_of_cancel(*, was_found: bool) -> dict[str, np.ndarray]:
             "answer_stop_texts": [],
             "finish_reason": [FinishReason.CANCELLED.value.encode() if was_found else b"unknown"],
             **_no_logits(),
-            **_counts(RequestStats(num_prompt_tokens=0)),
+            **_counts(RequestStats(num_prompt_tokens=0), num_fresh=0),
         }
     )
 
@@ -104,7 +104,8 @@ def _no_logits() -> dict[str, object]:
     return {"context_logits": np.zeros((0, 0)), "generation_logits": np.zeros((0, 0, 0))}
 
 
-def _counts(stats: RequestStats) -> dict[str, object]:
+def _counts(stats: RequestStats, *, num_fresh: int) -> dict[str, object]:
+    """`num_fresh` generated tokens go out in this response; clients of the old contract add them up."""
     return {
         "batch_index": [0],
         "sequence_index": [0],
@@ -114,7 +115,7 @@ def _counts(stats: RequestStats) -> dict[str, object]:
         "total_accepted_draft_tokens": [stats.num_accepted_draft_tokens],
         "total_draft_tokens": [stats.num_draft_tokens],
         "num_input_tokens": [stats.num_prompt_tokens],
-        "num_output_tokens": [stats.num_emitted_tokens],
+        "num_output_tokens": [num_fresh],
         "num_target_steps": [stats.num_target_steps],
         "arrival_time_ns": [stats.arrival_time_ns],
         "first_scheduled_time_ns": [stats.first_scheduled_time_ns or 0],

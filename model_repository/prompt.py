@@ -41,9 +41,16 @@ class Prompts:
 
     def _prompt_ids(self, values: Mapping[str, np.ndarray]) -> list[int]:
         text = text_from_bytes("text_input", values["QUERY"][0])
+        is_chat = values.get("APPLY_CHAT_TEMPLATE", [False])[0]
+        if "PROMPT_IDS" in values:
+            if text or is_chat:
+                raise RequestError(
+                    "'prompt_ids' is the whole prompt; send 'text_input' empty and leave 'apply_chat_template' out."
+                )
+            return values["PROMPT_IDS"].tolist()
         if not text:
             raise RequestError("'text_input' is empty; send at least one character.")
-        if not values.get("APPLY_CHAT_TEMPLATE", [False])[0]:
+        if not is_chat:
             return self._tokenizer.encode(text)
         if not self._tokenizer.chat_template:
             raise RequestError("'apply_chat_template' is true, but this target's tokenizer has no chat template.")
@@ -67,16 +74,30 @@ class Prompts:
         return tensor_from_sequences(list(sequences))
 
     def _embedding_bias(self, values: Mapping[str, np.ndarray]) -> np.ndarray:
-        words = [text_from_bytes("embedding_bias_words", item) for item in values.get("EMBEDDING_BIAS_WORDS", ())]
-        weights = values.get("EMBEDDING_BIAS_WEIGHTS", np.zeros(0, np.float32))
-        if len(words) != len(weights):
-            raise RequestError(
-                f"'embedding_bias_words' has {len(words)} words and 'embedding_bias_weights' {len(weights)} weights; send"
-                " one weight for each word."
-            )
-        if not words:
+        words, word_weights = _pairs(values, "EMBEDDING_BIAS_WORDS", "EMBEDDING_BIAS_WEIGHTS")
+        ids, id_weights = _pairs(values, "LOGIT_BIAS_IDS", "LOGIT_BIAS_VALUES")
+        if not words and not ids:
             return np.zeros(0, np.float32)
         bias = np.zeros(self._vocab_size, np.float32)
-        for word, weight in zip(words, weights, strict=True):
+        for item, weight in zip(words, word_weights, strict=True):
+            word = text_from_bytes("embedding_bias_words", item)
             bias[self._tokenizer.encode(word, add_special_tokens=False)] += weight
+        for token_id, weight in zip(ids, id_weights, strict=True):
+            if not 0 <= token_id < self._vocab_size:
+                raise RequestError(
+                    f"'logit_bias_ids' names token {token_id}, but the vocabulary has the tokens 0 to {self._vocab_size - 1}."
+                )
+            bias[token_id] += weight
         return bias
+
+
+def _pairs(values: Mapping[str, np.ndarray], name: str, weights_name: str) -> tuple[list[Any], list[float]]:
+    """What is biased, and by how much; RequestError when the two lists differ in length."""
+    items, weights = values.get(name, np.zeros(0)).tolist(), values.get(weights_name, np.zeros(0)).tolist()
+    if len(items) != len(weights):
+        noun = "words" if name == "EMBEDDING_BIAS_WORDS" else "tokens"
+        raise RequestError(
+            f"'{PREPROCESSING.label_of(name)}' has {len(items)} {noun} and '{PREPROCESSING.label_of(weights_name)}'"
+            f" {len(weights)} weights; send one weight for each."
+        )
+    return items, weights

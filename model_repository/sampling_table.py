@@ -137,7 +137,7 @@ RESULT_OUTPUTS: tuple[Field, ...] = (
     _count("total_accepted_draft_tokens", "Draft tokens accepted so far."),
     _count("total_draft_tokens", "Draft tokens proposed so far."),
     _count("num_input_tokens", "Tokens of the prompt."),
-    _count("num_output_tokens", "Tokens given so far."),
+    _count("num_output_tokens", "Generated tokens of this response; the answer's are the sum over its responses."),
     _count("arrival_time_ns", "When the request came, Unix time in nanoseconds.", "INT64"),
     _count("first_scheduled_time_ns", "When its first step began; 0 until then.", "INT64"),
     _count("first_token_time_ns", "When its first token came; 0 until then.", "INT64"),
@@ -148,7 +148,7 @@ RESULT_OUTPUTS: tuple[Field, ...] = (
         dtype="INT32",
         shape=(1,),
         is_addition=True,
-        meaning="Target passes after the prompt's; tau = (num_output_tokens - 1) / num_target_steps.",
+        meaning="Target passes after the prompt's; tau = (the sum of num_output_tokens - 1) / num_target_steps.",
     ),
     Field(
         name="finish_reason",

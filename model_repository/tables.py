@@ -32,6 +32,24 @@ _TEXT_INPUTS = (
     (_optional("stop_words", "STRING", (-1,), "The text ends before the first of these."), "STOP_WORDS_DICT"),
     (_optional("embedding_bias_words", "STRING", (-1,), "Words whose tokens' logits change."), "EMBEDDING_BIAS_WORDS"),
     (_optional("embedding_bias_weights", "FP32", (-1,), "By how much, one for each word."), "EMBEDDING_BIAS_WEIGHTS"),
+    (
+        _optional(
+            "prompt_ids",
+            "INT32",
+            (-1,),
+            "The prompt as tokens, taken as they are; text_input must then be empty.",
+            is_addition=True,
+        ),
+        "PROMPT_IDS",
+    ),
+    (
+        _optional("logit_bias_ids", "INT32", (-1,), "Tokens whose logits change.", is_addition=True),
+        "LOGIT_BIAS_IDS",
+    ),
+    (
+        _optional("logit_bias_values", "FP32", (-1,), "By how much, one for each token.", is_addition=True),
+        "LOGIT_BIAS_VALUES",
+    ),
     (_optional("end_id", "INT32", (1,), "The token that ends the text; -1 is none. Default: the target's."), "END_ID"),
     (_optional("pad_id", "INT32", (1,), "Accepted; outputs are never padded."), "PAD_ID"),
     (

@@ -40,6 +40,8 @@ def test_delta_of_a_response() -> None:
         "text_output": np.array([["é".encode()]], np.object_),
         "output_token_ids": np.array([[4, 5]], np.int32),
         "finish_reason": np.array([[b""]], np.object_),
+        "output_log_probs": np.array([[[-0.5, -1.0]]], np.float32),
     }
     delta = delta_from_outputs(outputs)
     assert (delta.text, delta.token_ids, delta.finish_reason) == ("é", (4, 5), None)
+    assert delta.log_probs == (-0.5, -1.0)

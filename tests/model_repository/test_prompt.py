@@ -50,6 +50,28 @@ def test_chat_without_a_template_is_refused(tiny_target: Path) -> None:
         outputs(tokenizer, "Hi", APPLY_CHAT_TEMPLATE=np.array([[True]]))
 
 
+def test_a_prompt_of_tokens_is_taken_as_it_is(tokenizer: PreTrainedTokenizerFast) -> None:
+    ids = np.array([[0, 7, 1]], np.int32)
+    assert outputs(tokenizer, "", PROMPT_IDS=ids)["INPUT_ID"].tolist() == [[0, 7, 1]]
+    for other in ({"text": "Hi"}, {"APPLY_CHAT_TEMPLATE": np.array([[True]])}):
+        with pytest.raises(RequestError, match="'prompt_ids' is the whole prompt; send 'text_input' empty"):
+            outputs(tokenizer, **{"text": "", "PROMPT_IDS": ids, **other})
+
+
+def test_logit_bias_names_tokens_and_adds_to_the_words(tokenizer: PreTrainedTokenizerFast) -> None:
+    (letter,) = tokenizer.encode("a")
+    ids, values = np.array([[letter, 0, 0]], np.int32), np.array([[1.0, -2.0, 0.5]], np.float32)
+    weights = {"EMBEDDING_BIAS_WORDS": words("a"), "EMBEDDING_BIAS_WEIGHTS": np.array([[3.0]], np.float32)}
+    bias = outputs(tokenizer, LOGIT_BIAS_IDS=ids, LOGIT_BIAS_VALUES=values, **weights)["EMBEDDING_BIAS"][0]
+    assert {int(token): float(bias[token]) for token in np.flatnonzero(bias)} == {letter: 4.0, 0: -1.5}
+    with pytest.raises(RequestError, match="'logit_bias_ids' has 3 tokens and 'logit_bias_values' 0 weights"):
+        outputs(tokenizer, LOGIT_BIAS_IDS=ids)
+    with pytest.raises(
+        RequestError, match="'logit_bias_ids' names token 300, but the vocabulary has the tokens 0 to 299"
+    ):
+        outputs(tokenizer, LOGIT_BIAS_IDS=np.array([[300]], np.int32), LOGIT_BIAS_VALUES=values[:, :1])
+
+
 def test_stop_words_as_they_stand_and_bad_words_behind_a_space_too(tokenizer: PreTrainedTokenizerFast) -> None:
     made = outputs(tokenizer, STOP_WORDS_DICT=words("END", ""), BAD_WORDS_DICT=words("no"))
     end, no, spaced = (tuple(tokenizer.encode(word)) for word in ("END", "no", " no"))

@@ -49,7 +49,8 @@ def test_ensemble_has_the_old_contract_and_only_named_additions() -> None:
     outputs = {field.name: (field.dtype, field.shape) for field in ENSEMBLE.outputs if not field.is_addition}
     assert inputs == fields_of(CONTRACT_INPUTS)
     assert outputs == fields_of(CONTRACT_OUTPUTS)
-    assert {field.name for field in ENSEMBLE.inputs if field.is_addition} == {"apply_chat_template", "min_p"}
+    added = {"apply_chat_template", "min_p", "prompt_ids", "logit_bias_ids", "logit_bias_values"}
+    assert {field.name for field in ENSEMBLE.inputs if field.is_addition} == added
     additions = {field.name for field in ENSEMBLE.outputs if field.is_addition}
     assert additions == {"finish_reason", "num_target_steps", "output_token_ids"}
 
