@@ -7,7 +7,7 @@ depends on its seed alone: not on its batch, nor on the tree that happened to be
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from furcate.decoding.logits.processing import LogitsProcessing
@@ -45,19 +45,38 @@ def target_law(logits: Float[Tensor, "B V"], rows: SamplingRows) -> Float[Tensor
     """
     temperature = torch.where(rows.temperature > 0, rows.temperature, 1.0)
     scaled = logits.float() / temperature[:, None]
+    is_limited, top_ids = rows.top_k < scaled.shape[1], None
     if rows.largest_top_k is not None:
-        top = scaled.topk(min(rows.largest_top_k, scaled.shape[1]), dim=-1).values
+        top, top_ids = scaled.topk(min(rows.largest_top_k, scaled.shape[1]), dim=-1)
         limits = top.gather(1, (rows.top_k.clamp(max=top.shape[1]) - 1)[:, None])
-        is_limited = (rows.top_k < scaled.shape[1])[:, None]
-        scaled = scaled.masked_fill(is_limited & (scaled < limits), -torch.inf)
+        scaled = scaled.masked_fill(is_limited[:, None] & (scaled < limits), -torch.inf)
     law = scaled.softmax(-1)
     if rows.uses_top_p:
-        law = law * (law >= _nucleus_threshold(law, rows.top_p)[:, None])
+        law = law * (law >= _nucleus_thresholds(law, rows.top_p, is_limited, top_ids)[:, None])
         law = law / law.sum(-1, keepdim=True)
     if rows.min_p is not None:
         law = law * (law >= rows.min_p[:, None] * law.amax(-1, keepdim=True))
         law = law / law.sum(-1, keepdim=True)
     return law
+
+
+def _nucleus_thresholds(
+    law: Float[Tensor, "B V"],
+    top_p: Float[Tensor, " B"],
+    is_limited: Bool[Tensor, " B"],
+    top_ids: Int64[Tensor, "B K"] | None,
+) -> Float[Tensor, " B"]:
+    """Each row's threshold: found among its top-k where it has one, whoever shares the batch, else by bisection."""
+    if top_ids is None:
+        return _nucleus_threshold(law, top_p)
+    top = law.gather(1, top_ids)
+    is_short = top.double().cumsum(1) < top_p[:, None]
+    # Tokens tied with the last of the top-k are in the law but not in the list: then its value is the threshold.
+    short = top.gather(1, is_short.sum(1, keepdim=True).clamp(max=top.shape[1] - 1)).squeeze(1)
+    short = torch.where(top_p < 1, short, 0.0)
+    if law.device.type == "cpu" and is_limited.all():
+        return short  # a look costs nothing on a CPU; a captured graph bisects too
+    return torch.where(is_limited, short, _nucleus_threshold(law, top_p))
 
 
 def _nucleus_threshold(law: Float[Tensor, "B V"], top_p: Float[Tensor, " B"]) -> Float[Tensor, " B"]:

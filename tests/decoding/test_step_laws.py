@@ -53,7 +53,7 @@ def choices(tmp_path_factory) -> str:
 
 def p_of(executor: TorchExecutor, tree: str, acceptance: str, num_samples: int) -> float:
     config = parse_tree(tree, executor.manifest.head_kind, num_heads=3)
-    continuations = Continuations(executor, config, Acceptance(acceptance), PROMPT)
+    continuations = Continuations(executor, (config, Acceptance(acceptance)), PROMPT)
     samples = [continuations.sample(SAMPLING, NUM_ROWS, first) for first in range(0, num_samples, NUM_ROWS)]
     return chi_square_p(torch.cat(samples), continuations.law(SAMPLING))
 
