@@ -51,16 +51,24 @@ class Cancels:
     def _sweep(self):
         while not self._ended.wait(SWEEP_S):
             for key in list(self._senders):
-                with self._guard:
-                    sender = self._senders.get(key)
-                    if sender is None or (key not in self._cancelled and not sender.is_cancelled()):
-                        continue
-                    self._cancelled.add(key)
-                    is_abandoned = time.monotonic() - self._rested_at.get(key, float("inf")) > ABANDONED_S
-                    if is_abandoned:
-                        self._forget(key)
-                if is_abandoned:
+                if self._is_abandoned(key):
                     self._on_abandoned(key)
+
+    def _is_abandoned(self, key):
+        """True when the request is cancelled and gets no more turns.
+
+        Asked in a method of its own: a sender that a variable still names after its request is over keeps Triton from ever
+        unloading the model, and so from ending in order.
+        """
+        with self._guard:
+            sender = self._senders.get(key)
+            if sender is None or (key not in self._cancelled and not sender.is_cancelled()):
+                return False
+            self._cancelled.add(key)
+            is_abandoned = time.monotonic() - self._rested_at.get(key, float("inf")) > ABANDONED_S
+            if is_abandoned:
+                self._forget(key)
+            return is_abandoned
 
     def _forget(self, key):
         del self._senders[key], self._rested_at[key]
