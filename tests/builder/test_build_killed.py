@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from furcate.builder.build import build_engine
+from furcate.builder.config import BuildConfig, DataType
 from furcate.builder.engine import MANIFEST_FILE, read_engine
 from furcate.builder.errors import EngineMismatch
 
@@ -79,3 +81,5 @@ def test_a_killed_build_leaves_the_old_engine_the_new_one_or_none(tiny_target, t
             num_whole += 1
     assert num_killed > NUM_BUILDS // 4, "too few builds were interrupted to prove anything"
     assert num_whole > 0, "no build came to its end"
+    build_engine(BuildConfig(target=tiny_target, output=output, dtype=DataType.FLOAT32, overwrite=True))
+    assert [entry.name for entry in parent.iterdir()] == ["engine"], "the next build sweeps away what was left"
