@@ -25,6 +25,7 @@ COMMANDS = {
     ),
     "canary": Command(module="cli_canary", run="run", summary="Ask a server for a few tokens: does it really serve?"),
     "api": Command(module="cli_api", run="run", summary="Serve a model over OpenAI's HTTP interface."),
+    "top": Command(module="cli_top", run="run", summary="What a server is doing now, from its metrics."),
     "compare": Command(
         module="cli_engine",
         run="run_compare",

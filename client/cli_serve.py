@@ -8,11 +8,13 @@ from pathlib import Path
 
 import tyro
 
-from furcate.builder.errors import ServerError
+from furcate.builder.errors import ConfigError
 from furcate.client.canary import canary
 from furcate.client.ports import HOST
 from furcate.client.results import Generation
 from furcate.client.server import ServerConfig, TritonServer
+from furcate.client.supervisor import SupervisionConfig, Supervisor
+from furcate.model_repository.json_lines import JsonLines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,8 +22,9 @@ class ServeConfig:
     """Serve a model repository with the Triton Inference Server.
 
     Finds tritonserver (the nvidia-pytriton wheel, or /opt/tritonserver in NVIDIA's container), starts it on the loopback
-    address (or --host), and says ready when a first generation went through. Ctrl-C or SIGTERM ends it: what is running
-    finishes first.
+    address (or --host), and says ready when a first generation went through. From then on it watches: a dead model gets a
+    new process, a server that died or hangs is started again. Ctrl-C or SIGTERM ends it: new work is refused, and what is
+    running finishes first (--drain-timeout-s).
 
     examples:
       furcate serve repository
@@ -45,6 +48,28 @@ class ServeConfig:
     """Triton's log; default a file in the temporary directory."""
     ready_timeout_s: float = 300.0
     """How long the models may take to load."""
+    drain_timeout_s: float = 30.0
+    """At the end: how long running requests may take to finish."""
+    canary_interval_s: float = 30.0
+    """Between two canary generations."""
+    canary_deadline_s: float = 60.0
+    """A canary without an answer for so long, while nothing else gets on, means a hung server, which is started again."""
+    most_restarts: int = 5
+    """Attempts in a row to start a server again, each after a longer pause, before it is given up."""
+    json_log: Path | None = None
+    """Add a line of JSON to this file for each event here and for each request that ends; never a prompt or a text."""
+    trace_url: str | None = None
+    """Send OpenTelemetry traces to this collector, such as http://127.0.0.1:4318/v1/traces."""
+    trace_rate: int = 1
+    """Trace one request in so many."""
+    region_mb: int = 16
+    """Shared memory that each model's process begins with, in MiB; /dev/shm must hold four of them."""
+
+    def __post_init__(self) -> None:
+        if self.drain_timeout_s < 0:
+            raise ConfigError(f"--drain-timeout-s is {self.drain_timeout_s:g}; it must be at least 0 seconds.")
+        if self.region_mb < 1:
+            raise ConfigError(f"--region-mb is {self.region_mb}; it must be at least 1.")
 
 
 class _TerminatedError(BaseException):
@@ -52,24 +77,46 @@ class _TerminatedError(BaseException):
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Runs the command until a signal ends it; ServerError when the server ends by itself."""
+    """Runs the command until a signal ends it; ServerError when the server cannot be kept going."""
     config = tyro.cli(ServeConfig, prog="furcate serve", args=arguments)
-    server = TritonServer(
-        ServerConfig(
-            repository=config.repository,
-            http_port=config.http_port,
-            grpc_port=config.grpc_port,
-            metrics_port=config.metrics_port,
-            host=config.host,
-            log_file=config.log_file,
-            ready_timeout_s=config.ready_timeout_s,
-        )
+    supervision = SupervisionConfig(
+        canary_interval_s=config.canary_interval_s,
+        canary_deadline_s=config.canary_deadline_s,
+        most_restarts=config.most_restarts,
     )
-    print(f"Loading {config.repository} ...", flush=True)
+    server = TritonServer(_server_config(config))
+    log = JsonLines(config.json_log)
+
+    def report(event: str, sentence: str, **facts: object) -> None:
+        print(sentence, flush=True)
+        log.write(event, server=server.id, **facts)
+
+    report("loading", f"Loading {config.repository} ...")
     with _raises_on_sigterm(), server:
-        print(ready_text(server, canary(server.grpc_url)), flush=True)
-        code = server.wait()
-        raise ServerError(f"tritonserver ended by itself (exit code {code}); its log is {server.log_file}.")
+        report("ready", ready_text(server, canary(server.grpc_url)))
+        try:
+            Supervisor(server, supervision, report).run()
+        except (_TerminatedError, KeyboardInterrupt):
+            report("draining", f"Ending: new work is refused, running work has {config.drain_timeout_s:g} s to finish.")
+            is_empty = server.drain(config.drain_timeout_s)
+            report("drained", "All work is finished." if is_empty else "Some work was not finished in time.")
+            raise
+
+
+def _server_config(config: ServeConfig) -> ServerConfig:
+    return ServerConfig(
+        repository=config.repository,
+        http_port=config.http_port,
+        grpc_port=config.grpc_port,
+        metrics_port=config.metrics_port,
+        host=config.host,
+        log_file=config.log_file,
+        json_log=config.json_log,
+        ready_timeout_s=config.ready_timeout_s,
+        region_bytes=config.region_mb << 20,
+        trace_url=config.trace_url,
+        trace_rate=config.trace_rate,
+    )
 
 
 def ready_text(server: TritonServer, generation: Generation) -> str:

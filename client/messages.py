@@ -7,7 +7,7 @@ from furcate.builder.errors import FurcateError, RequestError, ServerError
 _WRAPPING = re.compile(r"^\s*(?:\[StatusCode\.\w+\]\s*|\[request id: [^\]]*\]\s*|in ensemble '[^']*',\s*)")
 _APPENDIX = re.compile(r"\s*NOTE: Setting a non-zero max_batch_size.*$", re.S)
 _SERVER_FAULTS = re.compile(
-    r"^Server fault:|stub process|not healthy|unknown model|is not ready|shutting down|unavailable", re.I
+    r"^Server fault:|stub process|not healthy|unknown model|is not ready|shutting down|is stopping|unavailable", re.I
 )
 
 

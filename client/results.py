@@ -89,6 +89,7 @@ def stats_from_outputs(outputs: Mapping[str, np.ndarray], *, num_emitted_tokens:
         num_accepted_draft_tokens=count("total_accepted_draft_tokens"),
         num_allocated_pages=count("kv_cache_alloc_new_blocks"),
         num_reused_pages=count("kv_cache_reused_blocks"),
+        is_lossless=bool(outputs["is_lossless"].reshape(-1)[0]),
         arrival_time_ns=count("arrival_time_ns"),
         first_scheduled_time_ns=count("first_scheduled_time_ns") or None,
         first_token_time_ns=count("first_token_time_ns") or None,

@@ -1,29 +1,29 @@
-"""Starts the real tritonserver on a repository, and knows when it is ready."""
+"""Starts the real tritonserver on a repository, knows when it is ready, and keeps it going: see also `Supervisor`."""
 
 import json
-import os
-import re
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 import uuid
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 
 from furcate.builder.errors import ConfigError, ServerError
-from furcate.client import bound_exec
 from furcate.client.installation import Installation, find_installation
 from furcate.client.ports import ALL_ADDRESSES, HOST, Ports, check_host, resolve_ports
+from furcate.client.server_control import CONTROL_HEADER, RESTRICTED, counter_sum, load_again
+from furcate.client.server_log import failure_in_log
+from furcate.client.server_process import ServerProcess
+from furcate.client.shared_memory import SharedRegions, remove_stale_regions
+from furcate.model_repository.supervision import DRAIN_FILE, JSON_LOG
 
-SHARED_MEMORY = Path("/dev/shm")
 EXIT_TIMEOUT_S = 5
 """How long Triton waits at its end for what is still open; then it goes."""
+READY_POLL_S = 0.05
+DRAIN_POLL_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,14 +38,30 @@ class ServerConfig:
     """The address of gRPC and metrics. HTTP stays on the loopback address: a JSON body of 4 MB ends Triton 2.51."""
     log_file: Path | None = None
     """Triton's log; a fresh file in the temporary directory when None."""
+    json_log: Path | None = None
+    """Where a line of JSON is added for each request that ends; without prompts and texts. None writes none."""
     ready_timeout_s: float = 300.0
     """How long the models may take to load."""
+    region_bytes: int = 16 << 20
+    """Shared memory that each Python model begins with; it grows as tensors need it."""
+    trace_url: str | None = None
+    """Where traces go: an OpenTelemetry collector's HTTP address. None traces nothing."""
+    trace_rate: int = 1
+    """One request in so many is traced."""
+
+    def __post_init__(self) -> None:
+        if self.trace_rate < 1:
+            raise ConfigError(f"--trace-rate is {self.trace_rate}; it must be at least 1: one request in so many.")
+        if self.trace_url is not None and not self.trace_url.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"--trace-url is '{self.trace_url}'; it must be an address such as http://127.0.0.1:4318/v1/traces."
+            )
 
 
 class TritonServer:
     """A tritonserver process of our own; as a context manager it is stopped at the end.
 
-    It dies with this process, and what it leaves in shared memory is removed.
+    It dies with this process, and what it leaves in shared memory is removed. After it has died it can be started again.
     """
 
     def __init__(self, config: ServerConfig) -> None:
@@ -58,10 +74,14 @@ class TritonServer:
         self.config = config
         self.id = f"furcate-{uuid.uuid4().hex[:12]}"
         self.shm_prefix = self.id.replace("-", "")
+        self.control_key = uuid.uuid4().hex
         self.ports = resolve_ports(config.http_port, config.grpc_port, config.metrics_port, host=config.host)
         self.log_file = config.log_file or Path(tempfile.gettempdir()) / f"{self.id}.log"
         self._scratch = Path(tempfile.mkdtemp(prefix=f"{self.id}-"))
-        self._process: subprocess.Popen[bytes] | None = None
+        self._drain_file = self._scratch / "draining"
+        self._regions: SharedRegions | None = None
+        self._process: ServerProcess | None = None
+        self._num_loads = 0
 
     @property
     def grpc_url(self) -> str:
@@ -89,43 +109,90 @@ class TritonServer:
         assert self._process is not None, "not started"
         return self._process.pid
 
+    @cached_property
+    def _python_models(self) -> set[str]:
+        return {path.parents[1].name for path in self.config.repository.glob("*/1/model.py")}
+
+    @cached_property
+    def _installation(self) -> Installation:
+        return find_installation(self._scratch)
+
     def start(self) -> None:
         """Starts the server and returns when it is ready; ServerError says why it is not."""
-        installation = find_installation(self._scratch)
+        command = server_command(self, self._installation)
+        remove_stale_regions()
+        if self._regions is None:
+            self._regions = SharedRegions(self.shm_prefix)
+            self.log_file.write_bytes(b"")
+        log_start = self.log_file.stat().st_size
         try:
-            with self.log_file.open("wb") as log:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-I", bound_exec.__file__, str(os.getpid()), *server_command(self, installation)],
-                    env={**os.environ, **installation.environment},
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,  # Ctrl-C reaches us, and we end it in order
-                )
+            self._process = ServerProcess(
+                command, environment=self._environment(), log_file=self.log_file, inherited=self._regions.claim
+            )
         except OSError as error:
             self.stop()
             raise ServerError(f"tritonserver cannot be started: {error}.") from None
         try:
-            self._wait_until_ready()
+            self._wait_until_ready(self._process, log_start)
         except BaseException:
             self.stop()
             raise
 
-    def wait(self) -> int:
-        """The exit code, once the server has ended."""
+    def _environment(self) -> dict[str, str]:
+        environment = {**self._installation.environment, DRAIN_FILE: str(self._drain_file)}
+        if self.config.json_log is not None:
+            environment[JSON_LOG] = str(self.config.json_log.resolve())
+        return environment
+
+    def exit_code(self) -> int | None:
+        """The exit code of the server's process; None while it runs."""
         assert self._process is not None, "not started"
-        return self._process.wait()
+        return self._process.exit_code()
 
     def is_running(self) -> bool:
         """False once the process has ended."""
-        return self._process is not None and self._process.poll() is None
+        return self._process is not None and self._process.exit_code() is None
+
+    def dead_models(self) -> list[str]:
+        """The Python models of a running server whose processes have died: Triton goes on saying that it is ready."""
+        assert self._process is not None, "not started"
+        return sorted(self._python_models - self._process.models())
+
+    def load_again(self, model_name: str) -> None:
+        """Gives a model a new process; ServerError when it does not come up."""
+        self._num_loads += 1
+        load_again(
+            self.http_url,
+            key=self.control_key,
+            model_dir=self.config.repository / model_name,
+            generation=self._num_loads,
+        )
+
+    def start_again(self) -> None:
+        """Ends what there is of the server at once and starts it on the same ports; ServerError when it does not come up."""
+        assert self._process is not None and self._regions is not None, "not started"
+        self._process.kill()
+        self._regions.clear()
+        self.start()
+
+    def drain(self, timeout_s: float) -> bool:
+        """Lets what is running finish, while new work is refused; False when `timeout_s` were not enough."""
+        self._drain_file.touch()
+        deadline = time.monotonic() + timeout_s
+        while self.is_running():
+            if not counter_sum(self.metrics_url, "furcate_live_requests"):
+                return True
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(DRAIN_POLL_S)
+        return True
 
     def stop(self) -> int | None:
-        """Ends the server in order (in-flight work finishes), removes its leftovers; its exit code, if it ran."""
-        code = None
-        if self._process is not None:
-            code = _end(self._process)
-        for leftover in SHARED_MEMORY.glob(f"{self.shm_prefix}*"):
-            leftover.unlink(missing_ok=True)
+        """Ends the server (see `drain`) and removes its leftovers; its exit code, if it ran."""
+        code = self._process.end(timeout_s=4 * EXIT_TIMEOUT_S) if self._process is not None else None
+        if self._regions is not None:
+            self._regions.remove()
+            self._regions = None
         shutil.rmtree(self._scratch, ignore_errors=True)
         return code
 
@@ -136,15 +203,15 @@ class TritonServer:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.stop()
 
-    def _wait_until_ready(self) -> None:
-        assert self._process is not None
+    def _wait_until_ready(self, process: ServerProcess, log_start: int) -> None:
         deadline = time.monotonic() + self.config.ready_timeout_s
         while time.monotonic() < deadline:
-            if self._process.poll() is not None:
-                raise ServerError(f"tritonserver ended before it was ready: {failure_in_log(self.log_file)}")
+            if process.exit_code() is not None:
+                reason = failure_in_log(self.log_file, since=log_start)
+                raise ServerError(f"tritonserver ended before it was ready: {reason}")
             if self._answers_as_itself():
                 return
-            time.sleep(0.05)
+            time.sleep(READY_POLL_S)
         raise ServerError(
             f"tritonserver was not ready after {self.config.ready_timeout_s:g} s; its log is {self.log_file}."
         )
@@ -163,10 +230,15 @@ class TritonServer:
 def server_command(server: TritonServer, installation: Installation) -> list[str]:
     """The command line; HTTP listens on the loopback address only, the rest on the configured host."""
     ports: Ports = server.ports
+    key = f"{RESTRICTED}:{CONTROL_HEADER}={server.control_key}"
     return [
         str(installation.binary),
         f"--id={server.id}",
         f"--model-repository={server.config.repository.resolve()}",
+        "--model-control-mode=explicit",  # only so can a model be loaded again
+        "--load-model=*",
+        f"--http-restricted-api={key}",
+        f"--grpc-restricted-protocol={key}",
         f"--backend-directory={installation.backend_directory}",
         f"--cache-directory={installation.cache_directory}",
         f"--http-address={HOST}",
@@ -175,37 +247,20 @@ def server_command(server: TritonServer, installation: Installation) -> list[str
         f"--grpc-port={ports.grpc}",
         f"--metrics-port={ports.metrics}",
         f"--backend-config=python,shm-region-prefix-name={server.shm_prefix}",
-        "--backend-config=python,shm-default-byte-size=16777216",
+        f"--backend-config=python,shm-default-byte-size={server.config.region_bytes}",
         "--disable-auto-complete-config",
         f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
+        *_trace_options(server.config),
     ]
 
 
-def failure_in_log(log_file: Path) -> str:
-    """One sentence from Triton's log on why it ended, with the log's path."""
-    try:
-        text = log_file.read_text(errors="replace")
-    except OSError:
-        return f"its log {log_file} cannot be read."
-    reasons = re.findall(r"failed to load '\w+' version \d+: (?:\w+: )?(.+)", text) or re.findall(
-        r"(?m)^error: (.+)", text
-    )
-    own = [match for reason in reasons for match in re.findall(r"(?:EngineMismatch|ConfigError): (.+)", reason)]
-    # Triton logs a Python error with its traceback in one line, line ends as two characters.
-    reason = (own or reasons or ["no reason was logged"])[0].split("\\n")[0].strip().rstrip(".")
-    return f"{reason}. Its log is {log_file}."
-
-
-def _end(process: subprocess.Popen[bytes]) -> int:
-    """The exit code of a process asked to end, and made to end when it does not (or when a second Ctrl-C comes)."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-    try:
-        return process.wait(timeout=4 * EXIT_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.wait()
-    except BaseException:
-        process.kill()
-        process.wait()
-        raise
+def _trace_options(config: ServerConfig) -> list[str]:
+    """Triton's own tracing, sent to a collector; every model of a request's ensemble is a span."""
+    if config.trace_url is None:
+        return []
+    settings = ("mode=opentelemetry", "level=TIMESTAMPS", f"rate={config.trace_rate}")
+    of_mode = (f"url={config.trace_url}", "resource=service.name=furcate")
+    return [
+        *(f"--trace-config={setting}" for setting in settings),
+        *(f"--trace-config=opentelemetry,{setting}" for setting in of_mode),
+    ]

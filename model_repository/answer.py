@@ -117,6 +117,7 @@ def _counts(stats: RequestStats, *, num_fresh: int) -> dict[str, object]:
         "num_input_tokens": [stats.num_prompt_tokens],
         "num_output_tokens": [num_fresh],
         "num_target_steps": [stats.num_target_steps],
+        "is_lossless": [stats.is_lossless],
         "arrival_time_ns": [stats.arrival_time_ns],
         "first_scheduled_time_ns": [stats.first_scheduled_time_ns or 0],
         "first_token_time_ns": [stats.first_token_time_ns or 0],

@@ -39,8 +39,7 @@ furcate adds is marked "added".
 - **Log probabilities** are of the model's own logits, before any processing and temperature (as TensorRT-LLM's).
 - **Refused**: what an input's row says. Nothing is ignored in silence.
 - **Numbers**: a request carries one prompt; every tensor has a batch dimension of 1 in front of the shape below.
-- **Metrics**: Triton's, and `furcate_pages_allocated`, `furcate_pages_committed`, `furcate_pages_total`,
-  `furcate_live_requests`.
+- **Metrics**: Triton's, and furcate's own: [docs/operations.md](../docs/operations.md#metrics).
 """
 
 

@@ -15,6 +15,7 @@ from furcate.builder.errors import RequestError
 from furcate.decoding.request import FinishReason, Request, StepOutput
 from furcate.model_repository.answer import Answer, outputs_of_cancel
 from furcate.model_repository.engine_request import EngineDefaults, read_request
+from furcate.model_repository.supervision import refusal_of_new_work
 from furcate.model_repository.text_stream import Decodes
 
 NUM_REMEMBERED_CANCELS = 4096
@@ -98,7 +99,7 @@ class Fused:
         if turn.cancel_id is not None:
             return self._cancel(turn)
         if turn.is_first:
-            error = self._start(turn)
+            error = refusal_of_new_work() or self._start(turn)
             if error is not None:
                 return Reply(error=error, is_last=True)
         answer = self._answers.get(turn.key)

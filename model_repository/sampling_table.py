@@ -151,6 +151,13 @@ RESULT_OUTPUTS: tuple[Field, ...] = (
         meaning="Target passes after the prompt's; tau = (the sum of num_output_tokens - 1) / num_target_steps.",
     ),
     Field(
+        name="is_lossless",
+        dtype="BOOL",
+        shape=(1,),
+        is_addition=True,
+        meaning="False where the engine accepts by a lossy rule (typical): the text's law is then not the target's.",
+    ),
+    Field(
         name="finish_reason",
         dtype="STRING",
         shape=(1,),

@@ -9,10 +9,14 @@ import triton_python_backend_utils as pb_utils  # pyright: ignore[reportMissingI
 from furcate.decoding.scheduler import Scheduler
 from furcate.model_repository.engine_request import EngineDefaults
 from furcate.model_repository.fused import Fused, Reply, Turn
+from furcate.model_repository.json_lines import JsonLines
+from furcate.model_repository.request_log import CANCELLED, RequestLog
 from furcate.model_repository.served_engine import served_engine
+from furcate.model_repository.step_metrics import ObservedSteps
+from furcate.model_repository.supervision import json_log_path
 from furcate.model_repository.triton_cancels import Cancels
-from furcate.model_repository.triton_gauges import Gauges
 from furcate.model_repository.triton_messages import error_response, parameters_of, response, tensors_of
+from furcate.model_repository.triton_metrics import Metrics
 
 CANCEL_PARAMETER = "cancel_id"
 """A request with this parameter ends the request that has this id, and generates nothing itself."""
@@ -23,52 +27,56 @@ class TritonPythonModel:
 
     def initialize(self, args):
         engine = served_engine(args)
-        self._scheduler = Scheduler.from_engine(Path(engine.path))
+        self._scheduler = self.scheduler_of(engine)
+        self._steps = ObservedSteps(self._scheduler, max_depth=self._scheduler.manifest.tree.max_depth)
         self._fused = Fused(
-            self._scheduler,
+            self._steps,
             defaults=EngineDefaults(end_ids=engine.end_ids, vocab_size=engine.vocab_size),
             tokenizer=engine.tokenizer(),
             log_failure=_log_failure,
         )
-        self._gauges = Gauges(engine.name)
-        self._update_gauges()
         self._lock = threading.Lock()
+        self._log = RequestLog(JsonLines(json_log_path()))
+        self._metrics = Metrics(engine.name, lock=self._lock, counters=self._counters)
+        self._metrics.set_gauges(self._steps.gauges())
         self._cancels = Cancels(on_abandoned=self._drop)
+
+    def scheduler_of(self, engine):
+        """What runs the steps."""
+        return Scheduler.from_engine(Path(engine.path))
 
     def execute(self, requests):
         with self._lock:
             for request in requests:
                 self._cancels.watch(request.correlation_id(), request.get_response_sender())
-            replies = self._fused.run([_turn(request) for request in requests])
-            replies = [self._unless_cancelled(*pair) for pair in zip(requests, replies, strict=True)]
-            self._update_gauges()
-            for request, reply in zip(requests, replies, strict=True):
-                self._cancels.rest(request.correlation_id(), is_last=reply.is_last)
+            turns = [_turn(request) for request in requests]
+            replies = [self._unless_cancelled(*pair) for pair in zip(turns, self._fused.run(turns), strict=True)]
+            self._metrics.set_gauges(self._steps.gauges())
+            for request, turn, reply in zip(requests, turns, replies, strict=True):
+                self._cancels.rest(turn.key, is_last=reply.is_last)
+                if reply.is_last and turn.cancel_id is None:
+                    self._log.ended(request.request_id(), reply)
                 _send(request, reply)
 
     def finalize(self):
         self._cancels.stop()
+        self._metrics.stop()
 
-    def _unless_cancelled(self, request, reply):
+    def _unless_cancelled(self, turn, reply):
         """The reply, or the end of a request whose client is gone: said now, because Triton would drop it unsaid."""
-        key = request.correlation_id()
-        if reply.is_last or not self._cancels.is_cancelled(key):
+        if reply.is_last or not self._cancels.is_cancelled(turn.key):
             return reply
-        self._fused.drop(key)
-        return Reply(error="The request was cancelled.", is_last=True)
+        self._fused.drop(turn.key)
+        return Reply(error=CANCELLED, is_last=True)
 
     def _drop(self, key):
         with self._lock:
             self._fused.drop(key)
-            self._update_gauges()
+            self._log.ended("", Reply(error=CANCELLED, is_last=True))
+            self._metrics.set_gauges(self._steps.gauges())
 
-    def _update_gauges(self):
-        self._gauges.update(
-            allocated=self._scheduler.num_allocated_pages,
-            committed=self._scheduler.num_committed_pages,
-            total=self._scheduler.num_pages,
-            live=self._fused.num_live,
-        )
+    def _counters(self):
+        return self._steps.counters(self._scheduler.executor.clock.seconds, self._log.counts)
 
 
 def _turn(request):

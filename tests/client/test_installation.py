@@ -7,7 +7,7 @@ import pytest
 
 from furcate.builder.errors import ConfigError
 from furcate.client import installation
-from furcate.client.server import failure_in_log
+from furcate.client.server_log import failure_in_log
 
 
 def test_wheel_is_found_with_all_its_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,43 +12,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from served_command import AUTO, FURCATE, Served
 
-from furcate.client.server import SHARED_MEMORY, TritonServer
+from furcate.client.server import TritonServer
+from furcate.client.shared_memory import SHARED_MEMORY
 from furcate.model_repository.generate import write_repository
-
-FURCATE = [sys.executable, "-m", "furcate.client.cli"]
-AUTO = ["--http-port", "auto", "--grpc-port", "auto", "--metrics-port", "auto"]
 
 
 def furcate(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*FURCATE, *arguments], capture_output=True, text=True, timeout=120)
-
-
-class Served:
-    """A running `furcate serve` whose output is read up to the line that says how to try it."""
-
-    def __init__(self, repository: Path, *arguments: str) -> None:
-        self.process = subprocess.Popen(
-            [*FURCATE, "serve", str(repository), *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        assert self.process.stdout is not None
-        self.output = ""
-        for line in self.process.stdout:
-            self.output += line
-            if "furcate generate" in line:
-                break
-
-    def address(self, name: str) -> str:
-        return re.search(rf"{name} +(\S+)", self.output).group(1)  # pyright: ignore[reportOptionalMemberAccess]
-
-    def end(self, number: int) -> int:
-        self.process.send_signal(number)
-        rest, _ = self.process.communicate(timeout=60)
-        self.output += rest
-        return self.process.returncode
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +49,7 @@ def test_serve_is_ready_after_its_canary_and_ends_clean_on_sigterm(repository: P
             r"\d tokens in [\d.]+ s, [\d.]+ tokens/s, tau [\d.]+, finish reason: (length|end_id)\n", done.stderr
         )
         with urllib.request.urlopen(served.address("metrics")) as answer:
-            assert "furcate_pages_total" in answer.read().decode()
+            assert "furcate_pages{" in answer.read().decode()
         before = set(SHARED_MEMORY.glob("furcate*"))
         assert before
     finally:

@@ -13,7 +13,8 @@ import pytest
 from furcate.builder.errors import ServerError
 from furcate.client import Client
 from furcate.client.canary import canary
-from furcate.client.server import SHARED_MEMORY, ServerConfig, TritonServer
+from furcate.client.server import ServerConfig, TritonServer
+from furcate.client.shared_memory import SHARED_MEMORY
 from furcate.model_repository.generate import write_repository
 
 pytestmark = pytest.mark.server

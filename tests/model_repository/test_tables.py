@@ -52,7 +52,7 @@ def test_ensemble_has_the_old_contract_and_only_named_additions() -> None:
     added = {"apply_chat_template", "min_p", "prompt_ids", "logit_bias_ids", "logit_bias_values"}
     assert {field.name for field in ENSEMBLE.inputs if field.is_addition} == added
     additions = {field.name for field in ENSEMBLE.outputs if field.is_addition}
-    assert additions == {"finish_reason", "num_target_steps", "output_token_ids"}
+    assert additions == {"finish_reason", "is_lossless", "num_target_steps", "output_token_ids"}
 
 
 def test_ensemble_requires_only_text_and_limit() -> None:

@@ -1,0 +1,121 @@
+"""`furcate serve` keeps serving: what dies is started again, what hangs is ended, and its end loses no work."""
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from served_command import AUTO, Served, is_alive, wait_until
+
+from furcate.builder.errors import ServerError
+from furcate.client import Client
+from furcate.client.canary import canary
+from furcate.client.shared_memory import SHARED_MEMORY
+from furcate.model_repository.generate import write_repository
+
+pytestmark = pytest.mark.server
+
+DEADLINE_S = 90.0
+WATCHFUL = ["--canary-interval-s", "1", "--canary-deadline-s", "10"]
+
+
+@pytest.fixture(scope="module")
+def log_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("log") / "events.jsonl"
+
+
+@pytest.fixture(scope="module")
+def served(
+    tiny_engine: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory, log_file: Path
+) -> Iterator[Served]:
+    root = tmp_path_factory.mktemp("supervised")
+    repository = write_repository(root / "repository", engine_dir=tiny_engine("eagle3"))
+    served = Served(repository, *AUTO, *WATCHFUL, "--json-log", str(log_file), "--log-file", str(root / "triton.log"))
+    yield served
+    served.end()
+
+
+def assert_serves_again(served: Served) -> None:
+    def answers() -> bool:
+        try:
+            return canary(served.address("gRPC"), deadline_s=DEADLINE_S).num_tokens > 0
+        except ServerError:
+            return False
+
+    wait_until(answers, "an answer")
+
+
+def test_a_model_killed_in_mid_stream_is_an_error_and_then_serves_again(served: Served) -> None:
+    server_pid, stub_pid = served.server_pid(), served.stub_pid("tensorrt_llm")
+    with Client(served.address("gRPC"), deadline_s=DEADLINE_S) as client:
+        before = client.generate("Hello", max_tokens=20, end_id=-1)
+        with client.stream("Hello", max_tokens=390, end_id=-1) as stream:
+            next(stream)
+            os.kill(stub_pid, signal.SIGKILL)
+            with pytest.raises(ServerError) as caught:
+                list(stream)
+        assert "deadline" not in str(caught.value)
+        served.wait_for("Loaded tensorrt_llm again")
+        assert client.generate("Hello", max_tokens=20, end_id=-1).token_ids == before.token_ids
+    assert served.server_pid() == server_pid
+    assert served.stub_pid("tensorrt_llm") != stub_pid
+
+
+def test_a_dead_preprocessing_serves_again_while_the_engine_stays(served: Served) -> None:
+    engine_pid = served.stub_pid("tensorrt_llm")
+    os.kill(served.stub_pid("preprocessing"), signal.SIGKILL)
+    served.wait_for("Loaded preprocessing again")
+    assert_serves_again(served)
+    assert served.stub_pid("tensorrt_llm") == engine_pid
+
+
+def test_a_killed_server_is_started_again_and_its_models_end(served: Served) -> None:
+    server_pid = served.server_pid()
+    stub_pids = [served.stub_pid(name) for name in ("preprocessing", "tensorrt_llm", "postprocessing")]
+    os.kill(server_pid, signal.SIGKILL)
+    served.wait_for("Starting again in 1 s: tritonserver ended by itself (exit code -9).")
+    served.wait_for("The server is up again.")
+    assert_serves_again(served)
+    assert not any(map(is_alive, [server_pid, *stub_pids]))
+
+
+def test_a_hung_engine_is_ended_and_started_again(served: Served) -> None:
+    server_pid = served.server_pid()
+    os.kill(served.stub_pid("tensorrt_llm"), signal.SIGSTOP)
+    served.wait_for("the server hangs (")
+    wait_until(lambda: served.output.count("The server is up again.") == 2, "a second start")
+    assert_serves_again(served)
+    assert not is_alive(server_pid)
+
+
+def test_the_json_log_tells_of_events_and_requests_without_texts(served: Served, log_file: Path) -> None:
+    with Client(served.address("gRPC"), deadline_s=DEADLINE_S) as client:
+        answer = client.generate("Ssecretsecret", max_tokens=7, end_id=-1)
+    lines = [json.loads(line) for line in log_file.read_text().splitlines()]
+    assert {"loading", "ready", "model_died", "model_loaded", "restarting", "restarted", "request"} <= {
+        line["event"] for line in lines
+    }
+    (line,) = (line for line in lines if line.get("request_id") == answer.request_id)
+    assert (line["outcome"], line["num_output_tokens"], line["num_input_tokens"]) == ("length", 7, 13)
+    assert line["num_target_steps"] == answer.stats.num_target_steps
+    assert "secret" not in log_file.read_text()
+
+
+def test_sigterm_refuses_new_work_and_lets_running_work_finish(served: Served, log_file: Path) -> None:
+    with (
+        Client(served.address("gRPC"), deadline_s=DEADLINE_S) as client,
+        client.stream("Hello", max_tokens=380, end_id=-1) as stream,
+    ):
+        next(stream)
+        served.process.send_signal(signal.SIGTERM)
+        served.wait_for("Ending: new work is refused")
+        with pytest.raises(ServerError, match=r"^The server is shutting down: it finishes what it has begun"):
+            client.generate("Hello", max_tokens=1)
+        list(stream)
+        assert stream.generation.num_tokens == 380
+    server_id = json.loads(log_file.read_text().splitlines()[0])["server"]
+    assert served.ended() == 0
+    assert served.output.endswith("All work is finished.\nEnded: SIGTERM.\n")
+    assert not list(SHARED_MEMORY.glob(f"{server_id.replace('-', '')}*"))
