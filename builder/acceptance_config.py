@@ -27,6 +27,8 @@ class Acceptance(StrEnum):
 
 
 _DRAWN_SHAPES = (TreeKind.SINGLE, TreeKind.CHAIN, TreeKind.STATIC)
+_MERGEABLE = (Acceptance.MATCH, Acceptance.GREEDY, Acceptance.TYPICAL, Acceptance.MULTI_STEP)
+"""Rules for the union of several heads' trees: other ways of drawing cannot be merged exactly."""
 _TREES = {
     Acceptance.BLOCK: (TreeKind.SINGLE, TreeKind.CHAIN),
     Acceptance.MULTI_STEP: _DRAWN_SHAPES,
@@ -46,6 +48,8 @@ def resolve_acceptance(acceptance: Acceptance, tree: TreeConfig, head: HeadKind 
     A whole draft model's law is close to the target's, so that drawing from it is what its papers do: auto then becomes block on
     chains, univer on other trees. Raises ConfigError when the rule would not be exact on the tree.
     """
+    if tree.kind is TreeKind.MERGED:
+        return _resolve_merged(acceptance, tree)
     if acceptance is Acceptance.AUTO:
         if head is not HeadKind.MODEL or tree.max_depth == 0:
             return Acceptance.MATCH
@@ -54,4 +58,18 @@ def resolve_acceptance(acceptance: Acceptance, tree: TreeConfig, head: HeadKind 
     if allowed is not None and tree.kind not in allowed:
         why = _WHY.get(acceptance, _WHY[Acceptance.MULTI_STEP])
         raise ConfigError(f"acceptance '{acceptance}' does not go with tree '{tree}': {why}.")
+    return acceptance
+
+
+def _resolve_merged(acceptance: Acceptance, tree: TreeConfig) -> Acceptance:
+    if acceptance is Acceptance.AUTO:
+        return Acceptance.MATCH
+    if acceptance not in _MERGEABLE:
+        raise ConfigError(
+            f"acceptance '{acceptance}' does not go with several heads: their trees merge exactly only where they are not drawn, "
+            "or drawn with replacement; use --acceptance match or multi_step."
+        )
+    if acceptance is Acceptance.MULTI_STEP:
+        for part in tree.parts:
+            resolve_acceptance(acceptance, part)
     return acceptance

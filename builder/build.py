@@ -16,14 +16,22 @@ from furcate.builder.checkpoints.target import TargetCheckpoint, read_target
 from furcate.builder.checkpoints.tokenizer import save_tokenizer
 from furcate.builder.config import BuildConfig, DataType, Executor
 from furcate.builder.dry_run import DryRun
-from furcate.builder.engine import MANIFEST_FILE, WEIGHTS_FILE, Manifest, file_hash, installed_versions
+from furcate.builder.engine import (
+    MANIFEST_FILE,
+    WEIGHTS_FILE,
+    Manifest,
+    file_hash,
+    head_prefix,
+    installed_versions,
+)
 from furcate.builder.errors import ConfigError
+from furcate.builder.merged_tree_config import parse_trees
 from furcate.builder.network.spec import HeadSpec
 from furcate.builder.staging import check_output, staged
 from furcate.builder.tensor_parallel import check_parallel
 from furcate.builder.tensorrt_config import TensorRTConfig
 from furcate.builder.tensorrt_engine import check_tensorrt_config, usable_tensorrt, write_plans
-from furcate.builder.tree_config import TreeConfig, parse_tree
+from furcate.builder.tree_config import TreeConfig
 from furcate.builder.trtllm_config import trtllm_config
 
 DTYPES = {DataType.FLOAT32: torch.float32, DataType.BFLOAT16: torch.bfloat16, DataType.FLOAT16: torch.float16}
@@ -62,22 +70,22 @@ def build_engine(config: BuildConfig, progress: Progress | None = None) -> Build
         usable_tensorrt(check_tensorrt_config(config))
     check_output(config.output, may_replace=config.overwrite)
     target = read_target(config.target, allows_pickle=config.allow_pickle, progress=progress.stage)
-    head = None
-    if config.head is not None:
+    if config.head:
         progress.stage("reading head")
-        head = read_drafter(config.head, target=target, allows_pickle=config.allow_pickle)
-    tree = parse_tree(config.tree, head.spec.kind if head else None, head.spec.num_heads if head else 0)
-    acceptance = resolve_acceptance(config.acceptance, tree, head.spec.kind if head else None)
-    if config.adaptive and (head is None or tree.max_depth == 0 or acceptance is not Acceptance.MATCH):
-        raise ConfigError("--adaptive needs a head, a tree of more than the root, and --acceptance match.")
+    heads = _read_heads(config, target)
+    tree = parse_trees(config.tree, [head.spec for head in heads])
+    acceptance = resolve_acceptance(config.acceptance, tree, heads[0].spec.kind if heads else None)
+    if config.adaptive and (len(heads) != 1 or tree.max_depth == 0 or acceptance is not Acceptance.MATCH):
+        raise ConfigError("--adaptive needs one head, a tree of more than the root, and --acceptance match.")
     with staged(config.output) as directory:
-        weights, head_spec = _engine_weights(config, target, head, progress)
+        weights, head_specs = _engine_weights(config, target, heads, progress)
         if config.executor is Executor.TORCH:
             progress.stage("writing weights")
             save_file(weights, directory / WEIGHTS_FILE)
         has_chat_template = save_tokenizer(target, directory / "tokenizer")
-        manifest = _manifest(config, target, head, tree, has_chat_template)
-        manifest = replace(manifest, head=head_spec)
+        manifest = _manifest(config, target, heads, tree, has_chat_template)
+        if heads:
+            manifest = replace(manifest, head=head_specs[0], more_heads=tuple(head_specs[1:]))
         if config.executor is Executor.TENSORRT:
             manifest = write_plans(directory, config, manifest, weights, progress)
         (directory / "config.json").write_text(json.dumps(trtllm_config(manifest), indent=2))
@@ -87,7 +95,12 @@ def build_engine(config: BuildConfig, progress: Progress | None = None) -> Build
         manifest = replace(manifest, files=hashes)
         (directory / MANIFEST_FILE).write_text(manifest.to_json())
     num_bytes = sum(path.stat().st_size for path in config.output.rglob("*") if path.is_file())
-    return BuildResult(config.output, manifest, num_bytes, head.warnings if head else ())
+    warnings = tuple(warning for head in heads for warning in head.warnings)
+    return BuildResult(config.output, manifest, num_bytes, warnings)
+
+
+def _read_heads(config: BuildConfig, target: TargetCheckpoint) -> list[HeadCheckpoint]:
+    return [read_drafter(path, target=target, allows_pickle=config.allow_pickle) for path in config.head]
 
 
 def plan_dry_run(config: BuildConfig) -> DryRun:
@@ -98,14 +111,12 @@ def plan_dry_run(config: BuildConfig) -> DryRun:
     _check_config(config)
     gpu = check_tensorrt_config(config)
     target = read_target(config.target, allows_pickle=config.allow_pickle)
-    head = None
-    if config.head is not None:
-        head = read_drafter(config.head, target=target, allows_pickle=config.allow_pickle)
-    tree = parse_tree(config.tree, head.spec.kind if head else None, head.spec.num_heads if head else 0)
-    manifest = _manifest(config, target, head, tree, has_chat_template=False)
+    heads = _read_heads(config, target)
+    tree = parse_trees(config.tree, [head.spec for head in heads])
+    manifest = _manifest(config, target, heads, tree, has_chat_template=False)
     check_parallel(manifest, config.tensorrt.tp_size)
     shapes = {f"target.{name}": shape for name, shape in shapes_of(target.weights).items()}
-    if head is not None:
+    for head in heads:
         shapes |= {f"head.{name}": shape for name, shape in shapes_of(head.weights).items()}
         if not head.spec.owns_lm_head:
             shapes["head.lm_head.weight"] = (_draft_size(config, head.spec.vocab_size), target.spec.hidden_size)
@@ -133,6 +144,10 @@ def _check_config(config: BuildConfig) -> None:
         )
     if config.repository is not None and config.repository.absolute() == config.output.absolute():
         raise ConfigError(f"--repository and --output are both {config.output}; give each its own directory.")
+    if config.executor is Executor.TENSORRT and len(config.head) > 1:
+        raise ConfigError(
+            f"--head was given {len(config.head)} times, and --executor tensorrt takes one; give one, or --executor torch."
+        )
     if config.executor is not Executor.TENSORRT and (config.dry_run or config.tensorrt != TensorRTConfig()):
         raise ConfigError(
             "--gpu, --dry-run and what else belongs to TensorRT's plans need --executor tensorrt beside them."
@@ -140,57 +155,62 @@ def _check_config(config: BuildConfig) -> None:
 
 
 def _engine_weights(
-    config: BuildConfig, target: TargetCheckpoint, head: HeadCheckpoint | None, progress: Progress
-) -> tuple[dict[str, Tensor], HeadSpec | None]:
+    config: BuildConfig, target: TargetCheckpoint, heads: list[HeadCheckpoint], progress: Progress
+) -> tuple[dict[str, Tensor], list[HeadSpec]]:
     dtype = DTYPES[config.dtype]
-    names = len(target.weights) + (len(head.weights) if head else 0)
+    names = len(target.weights) + sum(len(head.weights) for head in heads)
     progress.stage(f"converting weights to {config.dtype.value}", names)
     weights: dict[str, Tensor] = {}
-    sources = {"target": target.weights, **({"head": head.weights} if head is not None else {})}
+    sources = {"target": target.weights} | {head_prefix(place): head.weights for place, head in enumerate(heads)}
     for prefix, tensors in sources.items():
         for name, tensor in tensors.items():
             weights[f"{prefix}.{name}"] = (tensor.to(dtype) if tensor.is_floating_point() else tensor).contiguous()
             progress.advance()
-    if head is None:
-        return weights, None
-    spec = head.spec
-    if not spec.owns_lm_head:
-        size = _draft_size(config, head.spec.vocab_size)
-        if size < 1:
-            raise ConfigError(f"--draft-vocabulary is {config.draft_vocabulary}; it must be at least 1.")
-        if size < spec.vocab_size:
-            weights["head.draft_token_ids"] = torch.arange(size)
-            spec = replace(spec, draft_vocab_size=size)
-    elif config.draft_vocabulary is not None:
+    if config.draft_vocabulary is not None and heads and all(head.spec.owns_lm_head for head in heads):
         raise ConfigError(
             "--draft-vocabulary is for heads that borrow the target's lm_head; this head has its own, leave it out."
         )
-    return weights, spec
+    specs = [_with_draft_vocabulary(config, place, head.spec, weights) for place, head in enumerate(heads)]
+    return weights, specs
+
+
+def _with_draft_vocabulary(config: BuildConfig, place: int, spec: HeadSpec, weights: dict[str, Tensor]) -> HeadSpec:
+    """The head at this place with the vocabulary it may propose from; `weights` take in what it needs to know it."""
+    if spec.owns_lm_head:
+        return spec
+    size = _draft_size(config, spec.vocab_size)
+    if size < 1:
+        raise ConfigError(f"--draft-vocabulary is {config.draft_vocabulary}; it must be at least 1.")
+    if size == spec.vocab_size:
+        return spec
+    weights[f"{head_prefix(place)}.draft_token_ids"] = torch.arange(size)
+    return replace(spec, draft_vocab_size=size)
 
 
 def _manifest(
     config: BuildConfig,
     target: TargetCheckpoint,
-    head: HeadCheckpoint | None,
+    heads: list[HeadCheckpoint],
     tree: TreeConfig,
     has_chat_template: bool,
 ) -> Manifest:
     name = config.name or target.source.resolve().stem
-    sources = {"target": target.source.name, **({"head": config.head.name} if config.head is not None else {})}
+    sources = {"target": target.source.name} | {head_prefix(place): path.name for place, path in enumerate(config.head)}
     return Manifest(
         name=name,
         executor=config.executor,
         versions=installed_versions(),
         dtype=config.dtype,
         target=target.spec,
-        head=head.spec if head else None,
+        head=heads[0].spec if heads else None,
+        more_heads=tuple(head.spec for head in heads[1:]),
         tree=tree,
         max_batch_size=config.max_batch_size,
         max_context_tokens=config.max_context_tokens,
         max_pool_tokens=config.max_pool_tokens or config.max_batch_size * config.max_context_tokens,
         page_size=config.page_size,
         prefill_chunk_tokens=config.prefill_chunk_tokens,
-        acceptance=resolve_acceptance(config.acceptance, tree, head.spec.kind if head else None),
+        acceptance=resolve_acceptance(config.acceptance, tree, heads[0].spec.kind if heads else None),
         is_adaptive=config.adaptive,
         bos_token_id=target.spec.bos_token_id,
         eos_token_ids=target.spec.eos_token_ids,

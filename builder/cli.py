@@ -112,11 +112,11 @@ def summary(config: BuildConfig, result: BuildResult) -> Table:
     """What was built, as a person wants to read it."""
     manifest = result.manifest
     per_token = manifest.kv_bytes_per_token()
-    head = "none (plain decoding)" if manifest.head is None else f"{manifest.head.kind} from {config.head}"
+    drafted = ", ".join(f"{head.kind} from {path}" for head, path in zip(manifest.heads, config.head, strict=True))
     rows = {
         "engine": str(result.path),
         "target": f"{manifest.sources['target']}, {manifest.target.num_layers} layers, hidden {manifest.target.hidden_size}",
-        "head": head,
+        "head": drafted or "none (plain decoding)",
         "tree": f"{manifest.tree}: {manifest.tree.budget} nodes, depth {manifest.tree.max_depth}",
         "acceptance": manifest.acceptance.value + ("" if manifest.acceptance.is_lossless else " (LOSSY)"),
         "dtype": manifest.dtype.value,

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+import tyro
+
 from furcate.builder.acceptance_config import Acceptance
 from furcate.builder.tensorrt_config import TensorRTConfig
 
@@ -37,9 +39,9 @@ class BuildConfig:
     """Target checkpoint: a Hugging Face directory, or a .gguf file."""
     output: Path
     """Engine directory to write. Must not exist, unless --overwrite."""
-    head: Path | None = None
+    head: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()
     """Head checkpoint directory; or a whole draft model of the target's vocabulary (a Hugging Face directory, a .gguf file or an
-    engine). Without it the engine decodes plainly (one token a step)."""
+    engine). Without it the engine decodes plainly (one token a step). Given again: all draft, their trees are merged."""
     repository: Path | None = None
     """Also write the Triton model repository here."""
     dtype: DataType = DataType.BFLOAT16
@@ -47,7 +49,7 @@ class BuildConfig:
     tree: str = "auto"
     """The candidate tree. auto; dynamic:BUDGET/DEPTH/TOPK (EAGLE-2: nodes with the root, draft passes after the first, children
     a node); chain:LENGTH; single (plain decoding); expansion:W1,W2,..; cartesian:S1,S2,../BUDGET; accuracies:FILE.json/BUDGET; a
-    shipped choice list such as mc_sim_7b_63; or a .json file of choices."""
+    shipped choice list such as mc_sim_7b_63; or a .json file of choices. With several heads: one tree for each, joined by +."""
     acceptance: Acceptance = Acceptance.AUTO
     """How drafted tokens are accepted. auto: match with a head; drawn with a draft model. match takes the target's own token after
     each node; block, multi_step, recursive, traversal and univer draw the draft too. All of these keep the target's distribution
@@ -80,3 +82,8 @@ class BuildConfig:
     """Replace an existing --output and --repository (only after the new one is complete)."""
     allow_pickle: bool = False
     """Read .bin and .pt checkpoints too (with torch's weights_only loader)."""
+
+    def __post_init__(self) -> None:
+        # One head may be given as it is, and none as None.
+        if not isinstance(self.head, tuple):
+            object.__setattr__(self, "head", () if self.head is None else (self.head,))

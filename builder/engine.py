@@ -51,6 +51,8 @@ class Manifest:
     dtype: DataType
     target: DecoderSpec
     head: HeadSpec | None
+    more_heads: tuple[HeadSpec, ...] = ()
+    """Heads beside the first, whose trees are merged with its."""
     tree: TreeConfig
     max_batch_size: int
     max_context_tokens: int
@@ -75,27 +77,33 @@ class Manifest:
         return 1 if self.tensorrt is None else self.tensorrt.tp_size
 
     @property
+    def heads(self) -> tuple[HeadSpec, ...]:
+        """All heads."""
+        return () if self.head is None else (self.head, *self.more_heads)
+
+    @property
     def head_kind(self) -> HeadKind | None:
         """The head's kind, None without a head."""
         return self.head.kind if self.head is not None else None
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
-        """The target's taps (input-of-layer convention), empty without a head."""
-        return self.head.feature_layers if self.head is not None else ()
+        """The target's taps (input-of-layer convention), head after head; empty without one."""
+        return tuple(layer for head in self.heads for layer in head.feature_layers)
 
     def kv_bytes_per_token(self) -> int:
-        """Bytes of K/V cache one committed token takes, target and head together."""
+        """Bytes of K/V cache one committed token takes, target and heads together."""
         size = 4 if self.dtype is DataType.FLOAT32 else 2
         own = self.target.num_layers * self.target.num_kv_heads * self.target.head_dim
-        decoder = self.head.decoder if self.head is not None else None
-        drafted = decoder.num_layers * decoder.num_kv_heads * decoder.head_dim if decoder is not None else 0
+        decoders = [head.decoder for head in self.heads if head.decoder is not None]
+        drafted = sum(decoder.num_layers * decoder.num_kv_heads * decoder.head_dim for decoder in decoders)
         return 2 * size * (own + drafted)
 
     def to_json(self) -> str:
         """The manifest as JSON text, with the keys clients read first at the top level."""
         value = {field.name: getattr(self, field.name) for field in fields(self)}
         value["target"], value["head"] = asdict(self.target), asdict(self.head) if self.head else None
+        value["more_heads"] = [asdict(head) for head in self.more_heads]
         value["tree"] = self.tree.to_json()
         del value["tensorrt"]
         if self.tensorrt is not None:
@@ -104,6 +112,11 @@ class Manifest:
         value["head_kind"] = self.head_kind
         value["is_lossless"] = self.acceptance.is_lossless
         return json.dumps(value, indent=2)
+
+
+def head_prefix(place: int) -> str:
+    """Under which the weights and the source of the engine's head at this place go: head, head2, head3, .."""
+    return "head" if place == 0 else f"head{place + 1}"
 
 
 def installed_versions() -> dict[str, str]:
@@ -135,7 +148,7 @@ class Engine:
         return self.path / "tokenizer"
 
     def weights(self, prefix: str) -> dict[str, Tensor]:
-        """The named tensors of "target" or "head", memory-mapped."""
+        """The named tensors of "target" or of a head (`head_prefix`), memory-mapped."""
         path = self.path / WEIGHTS_FILE
         try:
             with safe_open(path, framework="pt") as file:
@@ -210,6 +223,7 @@ def _manifest_from_json(value: dict) -> Manifest:
             "dtype": DataType(value["dtype"]),
             "target": _decoder_from_json(value["target"]),
             "head": _head_from_json(value["head"]) if value["head"] is not None else None,
+            "more_heads": tuple(map(_head_from_json, value.get("more_heads", ()))),
             "tree": tree_config_from_json(value["tree"]),
             "acceptance": Acceptance(value.get("acceptance", Acceptance.MATCH)),
             "eos_token_ids": tuple(value["eos_token_ids"]),

@@ -5,8 +5,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from furcate.builder.engine import Manifest, read_engine
-from furcate.builder.network.spec import HeadKind
+from furcate.builder.engine import Manifest, head_prefix, read_engine
+from furcate.builder.network.spec import HeadKind, HeadSpec
 
 
 def print_engine(path: Path) -> None:
@@ -26,7 +26,7 @@ def description(manifest: Manifest) -> dict[str, str]:
         f"{target.num_query_heads} query and {target.num_kv_heads} K/V heads of {target.head_dim}",
         "vocabulary": f"{target.vocab_size} tokens, lm_head {'tied to the embeddings' if target.is_tied else 'its own'}",
         "rotary": f"{target.rope.kind.value}, theta {target.rope.theta:g}",
-        "head": _head_line(manifest),
+        **_head_lines(manifest),
         "tree": f"{manifest.tree}: at most {manifest.tree.budget} nodes with the root, depth {manifest.tree.max_depth}",
         "acceptance": manifest.acceptance.value
         + ("" if manifest.acceptance.is_lossless else ": LOSSY, texts do not follow the target's distribution"),
@@ -46,21 +46,27 @@ def description(manifest: Manifest) -> dict[str, str]:
     return rows
 
 
-def _head_line(manifest: Manifest) -> str:
-    head = manifest.head
-    if head is None:
-        return "none: plain decoding"
+def _head_lines(manifest: Manifest) -> dict[str, str]:
+    """One line a head."""
+    if manifest.head is None:
+        return {"head": "none: plain decoding"}
+    names = [head_prefix(place) for place in range(len(manifest.heads))]
+    return {
+        name: f"{manifest.sources[name]}: {_described(head, manifest)}"
+        for name, head in zip(names, manifest.heads, strict=True)
+    }
+
+
+def _described(head: HeadSpec, manifest: Manifest) -> str:
     taps = ", ".join(map(str, head.feature_layers))
     draft = f"drafts from {head.draft_vocab_size} tokens"
     if head.kind is HeadKind.MODEL and head.decoder is not None:
-        return (
-            f"{manifest.sources['head']}: a draft model of {head.decoder.num_layers} layers, hidden {head.hidden_size}"
-        )
+        return f"a draft model of {head.decoder.num_layers} layers, hidden {head.hidden_size}"
     if head.num_heads:
-        return f"{manifest.sources['head']}: {head.kind.value}, {head.num_heads} heads of {head.num_blocks} blocks, {draft}"
+        return f"{head.kind.value}, {head.num_heads} heads of {head.num_blocks} blocks, {draft}"
     where = (
         f"features entering layers {taps}"
         if taps != str(manifest.target.num_layers)
         else "features after the final norm"
     )
-    return f"{manifest.sources['head']}: {head.kind.value}, {where}, {draft}"
+    return f"{head.kind.value}, {where}, {draft}"

@@ -23,6 +23,7 @@ class TreeKind(StrEnum):
     CHAIN = "chain"
     STATIC = "static"
     DYNAMIC = "dynamic"
+    MERGED = "merged"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,8 @@ class TreeConfig:
     choices: tuple[tuple[int, ...], ...] = ()
     widths: tuple[int, ...] = ()
     """cartesian: a dynamic tree in which every node of depth d proposes widths[d] children and all of them are expanded."""
+    parts: tuple["TreeConfig", ...] = ()
+    """merged: the tree of every head in turn; `budget` counts their nodes as if they had no path in common, `depth` levels."""
     name: str = ""
 
     @property
@@ -66,6 +69,8 @@ class TreeConfig:
             return f"dynamic:{self.budget}/{self.depth}/{self.top_k}"
         if self.kind is TreeKind.CHAIN:
             return f"chain:{self.depth}"
+        if self.kind is TreeKind.MERGED:
+            return "+".join(map(str, self.parts))
         return self.name or self.kind.value
 
 
@@ -73,7 +78,9 @@ def tree_config_from_json(value: dict) -> TreeConfig:
     """The config that `to_json` wrote."""
     choices = tuple(tuple(path) for path in value["choices"])
     widths = tuple(value.get("widths", ()))
-    return TreeConfig(**{**value, "kind": TreeKind(value["kind"]), "choices": choices, "widths": widths})
+    parts = tuple(map(tree_config_from_json, value.get("parts", ())))
+    changed = {"kind": TreeKind(value["kind"]), "choices": choices, "widths": widths, "parts": parts}
+    return TreeConfig(**{**value, **changed})
 
 
 def shipped_choice_names() -> list[str]:

@@ -110,6 +110,8 @@ class Ladder:
             raise ConfigError(
                 f"an adaptive budget needs acceptance match, and this is {whole.acceptance}: its text would depend on the budget."
             )
+        if tree.kind is TreeKind.MERGED:
+            raise ConfigError("an adaptive budget is for one head, and this engine merges the trees of several.")
         if whole.proposer is None:
             raise ConfigError("an adaptive budget needs a head and a tree; this engine decodes plainly.")
         small = smaller_tree(tree)

@@ -11,7 +11,8 @@ import tyro
 
 from furcate.builder.acceptance_config import Acceptance, resolve_acceptance
 from furcate.builder.engine import read_engine
-from furcate.builder.tree_config import TreeConfig, TreeKind, parse_tree
+from furcate.builder.merged_tree_config import parse_trees
+from furcate.builder.tree_config import TreeConfig, TreeKind
 from furcate.decoding.executors.executor import EngineExecutor
 from furcate.decoding.executors.load import load_executor
 from furcate.decoding.prompts import Prompt, read_prompts
@@ -219,8 +220,7 @@ def compare(config: CompareConfig) -> Total:
 
     engine = read_engine(config.engine)
     manifest = engine.manifest
-    num_heads = manifest.head.num_heads if manifest.head is not None else 0
-    tree = manifest.tree if config.tree is None else parse_tree(config.tree, manifest.head_kind, num_heads)
+    tree = manifest.tree if config.tree is None else parse_trees(config.tree, manifest.heads)
     prompts = read_prompts(config.prompts, engine)[: config.limit]
     acceptance = resolve_acceptance(config.acceptance or manifest.acceptance, tree)
     is_adaptive = manifest.is_adaptive if config.adaptive is None else config.adaptive

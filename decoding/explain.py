@@ -10,7 +10,7 @@ import tyro
 from furcate.builder.acceptance_config import Acceptance
 from furcate.builder.engine import Engine, read_engine
 from furcate.builder.errors import ConfigError
-from furcate.builder.tree_config import parse_tree
+from furcate.builder.merged_tree_config import parse_trees
 from furcate.decoding.executors.load import load_executor
 from furcate.decoding.explain_record import Recorder
 from furcate.decoding.explain_report import Explanation, Miss
@@ -81,8 +81,7 @@ def explanation_of(engine: Engine, config: ExplainConfig) -> Explanation:
     from transformers import AutoTokenizer
 
     manifest = engine.manifest
-    num_heads = manifest.head.num_heads if manifest.head is not None else 0
-    tree = manifest.tree if config.tree is None else parse_tree(config.tree, manifest.head_kind, num_heads)
+    tree = manifest.tree if config.tree is None else parse_trees(config.tree, manifest.heads)
     tokenizer = AutoTokenizer.from_pretrained(engine.tokenizer_dir)
     scheduler = Scheduler(load_executor(engine), tree, config.acceptance)
     recorder = Recorder(scheduler, tokenizer)

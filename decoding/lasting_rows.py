@@ -3,6 +3,7 @@
 from furcate.builder.network.spec import HeadKind
 from furcate.decoding.adaptive import Ladder
 from furcate.decoding.cache import PagePool
+from furcate.decoding.drafters.merged import MergedProposer
 from furcate.decoding.prefix_tree import PrefixTree
 from furcate.decoding.sequence import Sequence
 from furcate.decoding.sequence_pages import SequencePages
@@ -17,11 +18,11 @@ def pages_of(step: Step, pool: PagePool, *, is_reusing: bool) -> SequencePages:
     executor = step.executor
     tree = None
     if is_reusing:
-        head = executor.head
-        reads_ahead = step.proposer is not None and head is not None and head.kind in HEADS_THAT_READ_AHEAD
+        kinds = [head.kind for head in executor.manifest.heads]
+        reads_ahead = step.proposer is not None and any(kind in HEADS_THAT_READ_AHEAD for kind in kinds)
         tree = PrefixTree(pool.page_size, int(reads_ahead))
-    caches = [cache for cache in (executor.target_pool, executor.head_pool) if cache is not None]
-    return SequencePages(pool, tree, caches)
+    drafted = [drafter.head_pool for drafter in executor.drafters if drafter.head_pool is not None]
+    return SequencePages(pool, tree, [executor.target_pool, *drafted])
 
 
 def num_lasting_rows(sequence: Sequence, step: Step, ladder: Ladder | None) -> int:
@@ -36,6 +37,8 @@ def num_lasting_rows(sequence: Sequence, step: Step, ladder: Ladder | None) -> i
     pulse = ladder.pulses.get(sequence.request.request_id) if ladder is not None else None
     if pulse is not None and pulse.unseen_ids:
         num_rows = pulse.unseen_from
+    if isinstance(step.proposer, MergedProposer):
+        return num_rows - step.proposer.num_behind(sequence.state)
     head = step.executor.head
     if head is not None and head.kind is HeadKind.MODEL:
         num_rows += 1 - int(sequence.state[0])

@@ -20,6 +20,7 @@ from furcate.decoding.drafters.eagle import EagleProposer
 from furcate.decoding.drafters.grow import Grower, grower_of
 from furcate.decoding.drafters.hydra import HydraProposer
 from furcate.decoding.drafters.medusa import MedusaProposer
+from furcate.decoding.drafters.merged import MergedProposer
 from furcate.decoding.drafters.model import ModelProposer
 from furcate.decoding.drafters.proposer import Committed, DraftRows, Proposer
 from furcate.decoding.executors.executor import EngineExecutor
@@ -231,9 +232,18 @@ def executor_features(
 
 
 def proposer_of(executor: EngineExecutor, max_depth: int) -> Proposer | None:
-    """The proposer of the engine's head or draft model, for trees of this depth; None without one."""
+    """The proposer of the engine's head or draft model, for trees of this depth; None without one. Several are merged."""
     if executor.head is None:
         return None
+    if len(executor.drafters) > 1:
+        proposers = [_proposer_of_one(drafter, max_depth) for drafter in executor.drafters]
+        hidden_size = executor.manifest.target.hidden_size
+        return MergedProposer(proposers, [hidden_size * len(head.feature_layers) for head in executor.manifest.heads])
+    return _proposer_of_one(executor, max_depth)
+
+
+def _proposer_of_one(executor: EngineExecutor, max_depth: int) -> Proposer:
+    assert executor.head is not None
     if executor.head.kind is HeadKind.MEDUSA:
         return MedusaProposer(executor)
     if executor.head.kind is HeadKind.HYDRA:

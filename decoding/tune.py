@@ -124,6 +124,8 @@ def tune(config: TuneConfig, on_candidates: Callable[[list[Candidate]], None] = 
     engine = read_engine(config.engine)
     if engine.manifest.head is None:
         raise ConfigError(f"{config.engine} has no head, so there is no tree to tune; build it with --head.")
+    if engine.manifest.more_heads:
+        raise ConfigError(f"{config.engine} has {len(engine.manifest.heads)} heads; tune an engine of one of them.")
     prompts = read_prompts(config.prompts, engine)[: config.limit]
     executor = load_executor(engine)
     candidates, times, rates = predict(config, executor, prompts)

@@ -22,8 +22,10 @@ from furcate.decoding.tree_shape import TreeShape
 class DrawnGrower:
     """Draws a tree of `shape`, children in the order they are drawn. Rows at temperature 0 get the most probable ones."""
 
-    def __init__(self, shape: TreeShape, kind: DraftKind) -> None:
+    def __init__(self, shape: TreeShape, kind: DraftKind, first_number: int = 0) -> None:
         self.shape = shape
+        self.first_number = first_number
+        """Index of the root's random number: drafters of one tree share none."""
         self.kind = kind
         self.max_depth = shape.max_depth
         self.num_nodes = shape.num_nodes
@@ -41,7 +43,9 @@ class DrawnGrower:
         """The trees of these sequences, with their draft laws."""
         assert proposer is not None, "a drawn tree needs a proposer"
         device, num_rows = rows.root_ids.device, len(rows.root_ids)
-        numbers = node_uniforms(sampling.seeds, rows.cache_lengths.long(), self.num_nodes, Draw.DRAFT)
+        num_numbers = self.first_number + self.num_nodes
+        numbers = node_uniforms(sampling.seeds, rows.cache_lengths.long(), num_numbers, Draw.DRAFT)
+        numbers = numbers[:, self.first_number :]
         tokens = rows.root_ids[:, None].repeat(1, self.num_nodes)
         draft = proposer.start(rows)
         laws: list[Float[Tensor, "B K Vd"]] = []

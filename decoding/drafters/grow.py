@@ -12,6 +12,7 @@ from torch import Tensor
 from furcate.builder.errors import ConfigError
 from furcate.builder.tree_config import TreeConfig, TreeKind
 from furcate.decoding.drafters.drawn import DrawnGrower
+from furcate.decoding.drafters.merged import MergedGrower
 from furcate.decoding.drafters.mixed import MixedGrower, num_expanded
 from furcate.decoding.drafters.proposer import DraftRows, Proposer
 from furcate.decoding.dynamic_tree import Candidates, expand_level, rerank
@@ -33,11 +34,15 @@ class Grower(Protocol):
         ...
 
 
-def grower_of(config: TreeConfig, kind: DraftKind = DraftKind.DETERMINISTIC) -> Grower:
-    """The grower a tree config asks for, drafting in the manner of `kind`.
+def grower_of(config: TreeConfig, kind: DraftKind = DraftKind.DETERMINISTIC, first_number: int = 0) -> Grower:
+    """The grower a tree config asks for, drafting in the manner of `kind` with random numbers from `first_number` on.
 
     Raises ConfigError for a dynamic tree of drawn tokens: choosing among them by probability would bias the text.
     """
+    if config.kind is TreeKind.MERGED:
+        firsts = [sum(part.budget for part in config.parts[:place]) for place in range(len(config.parts))]
+        parts = [grower_of(part, kind, first) for part, first in zip(config.parts, firsts, strict=True)]
+        return MergedGrower(parts, config.max_depth)
     if config.kind is TreeKind.DYNAMIC:
         if kind is DraftKind.DETERMINISTIC:
             return DynamicGrower(config)
@@ -47,7 +52,9 @@ def grower_of(config: TreeConfig, kind: DraftKind = DraftKind.DETERMINISTIC) -> 
             f"tree '{config}' is dynamic, and its tokens cannot be drawn {kind.value}; use a fixed shape."
         )
     shape = shape_of(config)
-    return StaticGrower(shape) if kind is DraftKind.DETERMINISTIC or shape.max_depth == 0 else DrawnGrower(shape, kind)
+    if kind is DraftKind.DETERMINISTIC or shape.max_depth == 0:
+        return StaticGrower(shape)
+    return DrawnGrower(shape, kind, first_number)
 
 
 def shape_of(config: TreeConfig) -> TreeShape:

@@ -3,6 +3,7 @@
 B batch, N nodes, R rows asked for, H hidden, F feature width, V vocabulary, Vd draft vocabulary, K nodes of a level, W path width.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -29,6 +30,8 @@ class EngineExecutor(Protocol):
     target_pool: Tensor
     head_pool: Tensor | None
     head: HeadSpec | None
+    drafters: Sequence["EngineExecutor"]
+    """The engine as each of its heads sees it: the target beside that head, its pool and its vocabulary. The first is this one."""
 
     def target_pass(self, inputs: PassInputs, logit_rows: Int64[Tensor, "B R"] | None = None) -> TargetOutputs:
         """Logits and features of one target pass; all nodes' K/V is written behind the committed tokens."""

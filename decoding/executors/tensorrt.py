@@ -65,6 +65,7 @@ class TensorRTExecutor:
         self.clock = Clock()
         self.num_pages = -(-self.manifest.max_pool_tokens // self.manifest.page_size)
         self.head = self.manifest.head
+        self.drafters = (self,)
         target = self.manifest.target
         self.target_pool = self._pool(target.num_layers, target, record.tp_size)
         decoder = None if self.head is None else self.head.decoder

@@ -3,12 +3,14 @@
 B batch, N nodes, R rows asked for, H hidden, F feature width, V vocabulary, Vd draft vocabulary, S drafter state width.
 """
 
+import copy
+
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from furcate.builder.engine import Engine
+from furcate.builder.engine import Engine, head_prefix
 from furcate.builder.errors import EngineMismatch
 from furcate.builder.network.decoder import run_target
 from furcate.builder.network.heads import (
@@ -52,6 +54,16 @@ class TorchExecutor:
         self.draft_token_ids: Int64[Tensor, " Vd"] | None = None
         if self.head is not None:
             self._load_head(engine.weights("head"), self.head)
+        more = enumerate(self.manifest.more_heads, start=1)
+        self.drafters = (self, *(self._beside(engine.weights(head_prefix(place)), head) for place, head in more))
+
+    def _beside(self, weights: dict[str, Tensor], head: HeadSpec) -> "TorchExecutor":
+        """The same target beside another head."""
+        other = copy.copy(self)
+        other.head, other.head_pool, other.draft_token_ids = head, None, None
+        other._load_head(weights, head)
+        other.drafters = (other,)
+        return other
 
     def _load_head(self, weights: dict[str, Tensor], head: HeadSpec) -> None:
         draft_token_ids = weights.pop("draft_token_ids", None)
@@ -166,8 +178,9 @@ class TorchExecutor:
     def zero_pages(self, pages: Int64[Tensor, " pages"]) -> None:
         """Forgets whatever earlier sequences left on these pages."""
         self.target_pool[:, pages] = 0
-        if self.head_pool is not None:
-            self.head_pool[:, pages] = 0
+        for drafter in self.drafters:
+            if drafter.head_pool is not None:
+                drafter.head_pool[:, pages] = 0
 
     def _head(self) -> tuple[TorchOps, HeadSpec]:
         assert self.head_ops is not None and self.head is not None, "this engine has no head"

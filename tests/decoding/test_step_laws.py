@@ -10,7 +10,7 @@ from continuations import Continuations, Sampling, chi_square_p
 
 from furcate.builder.acceptance_config import Acceptance
 from furcate.builder.engine import read_engine
-from furcate.builder.tree_config import parse_tree
+from furcate.builder.merged_tree_config import parse_trees
 from furcate.decoding.drafters import drawn
 from furcate.decoding.draws import Drawn
 from furcate.decoding.executors.torch import TorchExecutor
@@ -23,12 +23,14 @@ MODES = [
     ("noisy", "choices", "traversal"),
     ("noisy", "dynamic:9/2/3", "univer"),
     ("eagle3", "dynamic:9/2/3", "univer"),
+    ("noisy and eagle3", "expansion:2,1+chain:2", "multi_step"),
 ]
 MORE_MODES = [
     ("noisy", "chain:3", "multi_step"),
     ("noisy", "choices", "recursive"),
     ("noisy", "choices", "univer"),
     ("noisy", "dynamic:9/2/3", "match"),
+    ("noisy and eagle3", "chain:3+dynamic:6/1/3", "match"),
     ("medusa", "choices", "traversal"),
     ("hydra", "choices", "recursive"),
 ]
@@ -36,10 +38,13 @@ SAMPLING = Sampling(temperature=1.5, top_k=5, top_p=0.95)
 
 
 @pytest.fixture(scope="module")
-def executors(tiny_engine, engine_with, more_heads, model_executors) -> dict[str, TorchExecutor]:
+def executors(
+    tiny_engine, engine_with, more_heads, model_executors, noisy_target, tiny_heads
+) -> dict[str, TorchExecutor]:
     """The noisy draft model is close to the target, so that a wrong law shows; the heads have vocabularies of their own."""
     engines = {head: tiny_engine(head, max_pool_tokens=65536) for head in ("eagle3", "medusa")}
     engines["hydra"] = engine_with(more_heads["hydra"], max_pool_tokens=65536)
+    engines["noisy and eagle3"] = engine_with((noisy_target, tiny_heads["eagle3"]), max_pool_tokens=65536)
     return model_executors | {head: TorchExecutor(read_engine(engine)) for head, engine in engines.items()}
 
 
@@ -52,7 +57,7 @@ def choices(tmp_path_factory) -> str:
 
 
 def p_of(executor: TorchExecutor, tree: str, acceptance: str, num_samples: int) -> float:
-    config = parse_tree(tree, executor.manifest.head_kind, num_heads=3)
+    config = parse_trees(tree, executor.manifest.heads)
     continuations = Continuations(executor, (config, Acceptance(acceptance)), PROMPT)
     samples = [continuations.sample(SAMPLING, NUM_ROWS, first) for first in range(0, num_samples, NUM_ROWS)]
     return chi_square_p(torch.cat(samples), continuations.law(SAMPLING))

@@ -97,16 +97,21 @@ class Continuations:
                 )
             )
 
-    @torch.inference_mode()
-    def sample(self, sampling: Sampling, num_rows: int, first_seed: int) -> Tensor:
-        """[num_rows, 3] tokens; row r has the seed first_seed + r."""
+    def first_rows(self, num_rows: int) -> DraftRows:
+        """Rows that have read the prompt and written nothing, each with pages of its own behind the shared ones."""
         own = torch.arange(num_rows * self.num_own, dtype=torch.int32).view(num_rows, -1) + self.num_shared
-        rows = DraftRows(
+        self.executor.histories = [()] * num_rows
+        return DraftRows(
             states=self.states.expand(num_rows, -1),
             root_ids=torch.full((num_rows,), self.root_id),
             cache_lengths=torch.full((num_rows,), self.length, dtype=torch.int32),
             page_table=torch.cat([torch.arange(self.num_shared, dtype=torch.int32).expand(num_rows, -1), own], 1),
         )
+
+    @torch.inference_mode()
+    def sample(self, sampling: Sampling, num_rows: int, first_seed: int) -> Tensor:
+        """[num_rows, 3] tokens; row r has the seed first_seed + r."""
+        rows = self.first_rows(num_rows)
         seeds = torch.arange(first_seed, first_seed + num_rows)
         texts: dict[int, tuple[int, ...]] = dict.fromkeys(seeds.tolist(), ())
         while len(seeds) > 0:

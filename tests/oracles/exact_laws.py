@@ -92,18 +92,25 @@ class BranchCoins:
 
 def exact_law(drafts: Drafts, accept: Accept) -> Law:
     """The law of `accept`'s output over all drafts and all branches."""
-    sources = torch.arange(len(drafts.weights))
-    script = torch.zeros(len(sources), 0, dtype=torch.long)
+    sources, accepted, chances = all_branches(drafts.rows, len(drafts.weights), accept)
+    return _law(drafts.pair, tree_rows(drafts.tree, sources), accepted, drafts.weights[sources] * chances)
+
+
+def all_branches(
+    rows: Callable[[Tensor], tuple[Tree, Tensor]], num_rows: int, accept: Accept
+) -> tuple[Tensor, Accepted, Tensor]:
+    """Every way that `accept` can go on each of the trees that `rows` gives by index: their indices, outcomes and chances."""
+    sources = torch.arange(num_rows)
+    script = torch.zeros(num_rows, 0, dtype=torch.long)
     while True:
         coins = BranchCoins(script)
-        tree, target = drafts.rows(sources)
         try:
-            accepted = accept(tree, target, coins)
+            accepted = accept(*rows(sources), coins)
         except UndecidedError as undecided:
             split = (undecided.probs > 0).nonzero()
             sources, script = sources[split[:, 0]], torch.cat([script[split[:, 0]], split[:, 1:]], 1)
         else:
-            return _law(drafts.pair, tree, accepted, drafts.weights[sources] * coins.weights)
+            return sources, accepted, coins.weights
 
 
 def _law(pair: Pair, tree: Tree, accepted: Accepted, weights: Tensor) -> Law:
