@@ -127,7 +127,9 @@ class Check:
             return [{"not_run": "needs a GPU; the interpreter compiles no PTX"}]
         from gpu.driver import check_driver
 
-        return check_driver(self.problem(LLAMA_16), self.results["machine"]["arch"])
+        problem = self.problem(LLAMA_16)
+        expected = problem.run(problem.launch()).float()
+        return check_driver(problem, self.results["machine"]["arch"], expected)
 
     def whole_step(self) -> list[dict]:
         """(g) A decoder step in one CUDA graph."""

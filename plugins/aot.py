@@ -17,9 +17,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from furcate.builder.errors import BuildError
-from furcate.plugins.chips import Chip, chip_of
+from furcate.plugins.chips import REGISTERS_PER_SM, WARP_SIZE, Chip, chip_of
 
-REGISTERS_PER_SM = 65_536
 TENSOR_MEMORY_COLUMNS = 512
 RESERVED_SHARED_BYTES = 1024
 """What the driver keeps of shared memory for itself in every block."""
@@ -33,6 +32,8 @@ class KernelSource:
     signature: dict[str, str]
     constants: dict[str, Any]
     num_warps: int
+    max_registers: int | None = None
+    """Registers a thread may take; None leaves it to ptxas."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +52,11 @@ class KernelReport:
     def ctas_per_sm(self) -> int:
         """Blocks that fit an SM at once: the least that registers, shared memory, threads, tensor memory allow."""
         chip = chip_of(self.arch)
-        registers_per_warp = -(-self.registers * 32 // 256) * 256
+        registers_per_warp = -(-self.registers * WARP_SIZE // 256) * 256
         limits = [
             REGISTERS_PER_SM // (registers_per_warp * self.num_warps),
             chip.shared_bytes_per_sm // (self.shared_bytes + RESERVED_SHARED_BYTES),
-            chip.threads_per_sm // (32 * self.num_warps),
+            chip.threads_per_sm // (WARP_SIZE * self.num_warps),
         ]
         if self.tensor_memory_columns:
             limits.append(TENSOR_MEMORY_COLUMNS // self.tensor_memory_columns)
@@ -85,7 +86,7 @@ def compile_kernel(source: KernelSource, arch: int) -> CompiledKernel:
 
     Kept for the process: an engine asks for the same kernel once a layer and tactic.
     """
-    key = repr((source.kernel.__name__, source.signature, source.constants, source.num_warps, arch))
+    key = repr((source, arch))
     if key not in _compiled:
         _compiled[key] = compile_afresh(source, arch)
     return _compiled[key]
@@ -107,7 +108,12 @@ def compile_afresh(source: KernelSource, arch: int) -> CompiledKernel:
         constexprs={(names.index(name),): value for name, value in source.constants.items()},
         attrs=aligned,
     )
-    options = {"num_warps": source.num_warps, "num_stages": 1, "ptx_version": chip.ptx_version}
+    options = {
+        "num_warps": source.num_warps,
+        "num_stages": 1,
+        "maxnreg": source.max_registers,
+        "ptx_version": chip.ptx_version,
+    }
     with knobs.compilation.scope():
         knobs.compilation.disable_line_info = True  # file paths would make the bytes differ by directory
         compiled = triton.compile(ast, target=GPUTarget("cuda", arch, 32), options=options)

@@ -9,6 +9,10 @@ from dataclasses import dataclass
 
 from furcate.builder.errors import ConfigError
 
+REGISTERS_PER_SM = 65_536
+MAX_REGISTERS_PER_THREAD = 255
+WARP_SIZE = 32
+
 
 @dataclass(frozen=True, kw_only=True)
 class Chip:

@@ -27,6 +27,8 @@ SPEC = AttentionSpec(num_query_heads=32, num_kv_heads=8, head_dim=128)
 BATCH, PREFIX = 8, 8192
 NODES = (1, 8, 16, 32, 64)
 COPIES = ("LDGSTS", "UTMALDG")
+ROUTES = {"split": TACTICS, "split, TensorRT": PLUGIN_TACTICS}
+"""Table of tactics of a torch call or the C++ plugins, and of an engine by tensorrt.plugin."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +45,10 @@ class KernelRow:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelRow:
-    """The static model's expectation for one layer of a step."""
+    """The static model's expectation for one layer of a step, by the kernels of one route."""
 
     arch: int
+    kernel: str
     nodes: int
     prediction: Prediction
 
@@ -58,7 +61,7 @@ def kernel_rows(archs: tuple[int, ...] | None = None) -> Iterator[KernelRow]:
     aot, attention, commit = (_module(name) for name in ("aot", "tree_attention.aot", "cache_commit.aot"))
     for arch in archs or tuple(CHIPS):
         chip_of(arch)
-        for route, table in (("split", TACTICS), ("split, TensorRT", PLUGIN_TACTICS)):
+        for route, table in ROUTES.items():
             for line in fitting_lines(table, arch, SPEC.head_dim, 2):
                 source = attention.split_source(SPEC, line.tactic, attention.Variant())
                 yield _row(aot.compile_kernel(source, arch).report, route, line)
@@ -73,13 +76,13 @@ def model_rows(archs: tuple[int, ...] | None = None) -> Iterator[ModelRow]:
     """The expectation for 8 sequences of 8192 tokens with 1 to 64 nodes, by the CTAs the compiled kernels allow."""
     aot, attention = _module("aot"), _module("tree_attention.aot")
     for arch in archs or tuple(CHIPS):
-        for nodes in NODES:
-            workload = Workload(spec=SPEC, batch=BATCH, prefix=PREFIX, nodes=nodes)
-            tactic = choose_tactic(arch, workload.rows, SPEC.head_dim, 2)
-            report = aot.compile_kernel(attention.split_source(SPEC, tactic, attention.Variant()), arch).report
-            yield ModelRow(
-                arch=arch, nodes=nodes, prediction=predict(workload, chip_of(arch), tactic, report.ctas_per_sm)
-            )
+        for route, table in ROUTES.items():
+            for nodes in NODES:
+                workload = Workload(spec=SPEC, batch=BATCH, prefix=PREFIX, nodes=nodes)
+                tactic = choose_tactic(arch, workload.rows, SPEC.head_dim, 2, table)
+                report = aot.compile_kernel(attention.split_source(SPEC, tactic, attention.Variant()), arch).report
+                prediction = predict(workload, chip_of(arch), tactic, report.ctas_per_sm)
+                yield ModelRow(arch=arch, kernel=route, nodes=nodes, prediction=prediction)
 
 
 def print_kernels(archs: tuple[int, ...] | None = None) -> None:
@@ -93,12 +96,12 @@ def print_kernels(archs: tuple[int, ...] | None = None) -> None:
     for row in kernel_rows(archs):
         table.add_row(f"sm_{row.arch}", row.kernel, row.rows, row.blocks, *_resources(row.report))
     console.print(table)
-    table = Table("GPU", "nodes", "splits", "in flight/SM", "slots used", "memory us", "tensor us", "expected us",
+    table = Table("GPU", "kernel", "nodes", "splits", "in flight/SM", "slots used", "memory us", "tensor us", "expected us",
                   "floor us", "of floor", title=f"Static model, not measured: {BATCH} sequences of {PREFIX} tokens")  # fmt: skip
     for row in model_rows(archs):
         p = row.prediction
         table.add_row(
-            f"sm_{row.arch} {chip_of(row.arch).name}", str(row.nodes), str(p.num_splits),
+            f"sm_{row.arch} {chip_of(row.arch).name}", row.kernel, str(row.nodes), str(p.num_splits),
             f"{p.bytes_in_flight // 1024} KB", f"{p.occupied_share:.0%}", f"{p.memory_us:.0f}", f"{p.tensor_us:.0f}",
             f"{p.time_us:.0f}", f"{p.floor_us:.0f}", f"{p.floor_share:.0%}",
         )  # fmt: skip

@@ -15,7 +15,7 @@ from gpu.problems import Problem
 from furcate.plugins.aot import CompiledKernel, compile_kernel
 from furcate.plugins.tensorrt_plugin import launchable_ptx
 from furcate.plugins.tree_attention.aot import Variant, reduce_source, split_source
-from furcate.plugins.tree_attention.tactics import PLUGIN_TACTICS, Tactic, choose_tactic, fitting_lines
+from furcate.plugins.tree_attention.tactics import PLUGIN_TACTICS, Tactic, choose_tactic
 
 MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 SPLITS = 4
@@ -76,17 +76,15 @@ def split_arguments(problem: Problem, partial_out: torch.Tensor, stats: torch.Te
     ]  # fmt: skip
 
 
-def check_driver(problem: Problem, arch: int) -> list[dict]:
-    """A row per tactic: shared memory, result codes, and the error against the launch through triton."""
+def check_driver(problem: Problem, arch: int, expected: torch.Tensor) -> list[dict]:
+    """A row per tactic: shared memory, result codes, and the error against `expected`, the launch through triton."""
     spec, rows_of_group = problem.spec, problem.workload.rows
-    expected = problem.run(problem.launch()).float()
-    lines = fitting_lines(PLUGIN_TACTICS, arch, spec.head_dim, 2)
-    small = next(line.tactic for line in lines if line.max_rows is None or rows_of_group <= line.max_rows)
-    tactics = {"48 KB": small, "above 48 KB": choose_tactic(arch, rows_of_group, spec.head_dim, 2)}
-    return [_check(problem, arch, name, tactic, expected) for name, tactic in tactics.items()]
+    call = (arch, rows_of_group, spec.head_dim, 2)
+    tactics = {"48 KB": choose_tactic(*call, PLUGIN_TACTICS), "above 48 KB": choose_tactic(*call)}
+    return [{"tactic": name} | _check(problem, arch, tactic, expected) for name, tactic in tactics.items()]
 
 
-def _check(problem: Problem, arch: int, name: str, tactic: Tactic, expected: torch.Tensor) -> dict:
+def _check(problem: Problem, arch: int, tactic: Tactic, expected: torch.Tensor) -> dict:
     spec, shape = problem.spec, problem.shape
     groups, rows = shape.batch * spec.num_kv_heads, problem.workload.rows
     device = problem.inputs.qkv.device
@@ -104,7 +102,6 @@ def _check(problem: Problem, arch: int, name: str, tactic: Tactic, expected: tor
     torch.cuda.synchronize()
     error = float((out.float() - expected).abs().max())
     return {
-        "tactic": name,
         "shared_bytes": split.kernel.report.shared_bytes,
         "launch_code_as_is": plain,
         "raise_limit_code": raised,

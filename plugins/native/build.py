@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import triton
 import tyro
 
 from furcate.builder.errors import BuildError, ConfigError, FurcateError
@@ -24,6 +25,8 @@ from furcate.plugins.tree_attention.spec import AttentionSpec
 from furcate.plugins.tree_attention.tactics import TACTICS, fitting_lines
 
 SOURCES = Path(__file__).parent
+CUDA_HEADERS = Path(triton.__file__).parent / "backends" / "nvidia" / "include"
+"""Triton's wheel carries the headers of the CUDA that it compiles with."""
 TYPES = {"T": "kACTIVATION", "float32": "kFLOAT32", "int32": "kINT32", "int64": "kINT64"}
 KINDS = ("kSPLIT", "kREDUCE", "kCOMMIT")
 ANY_ROWS = 2**31 - 1
@@ -40,7 +43,8 @@ class NativeConfig:
     """Folder of the generated files and of the library."""
     tensorrt_include: Path
     """Folder of NvInferRuntime.h."""
-    cuda_include: Path = Path("/usr/local/cuda/include")
+    cuda_include: Path = CUDA_HEADERS
+    """Folder of cuda.h and cuda_runtime_api.h."""
     archs: tuple[int, ...] = (90, 100)
     activation: str = "bf16"
     page_size: int = 64

@@ -49,7 +49,11 @@ def split_source(spec: AttentionSpec, tactic: Tactic, variant: Variant) -> Kerne
     if variant.is_single:
         signature["partial_out_ptr"] = f"*{variant.activation}"
     return KernelSource(
-        kernel=tree_attention_split, signature=signature, constants=constants, num_warps=tactic.num_warps
+        kernel=tree_attention_split,
+        signature=signature,
+        constants=constants,
+        num_warps=tactic.num_warps,
+        max_registers=tactic.max_registers,
     )
 
 

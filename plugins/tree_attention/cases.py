@@ -13,6 +13,7 @@ from enum import StrEnum
 
 import torch
 
+from furcate.plugins.tree_attention.reference import ReferenceModel, ReferenceResult, reference_tree_attention
 from furcate.plugins.tree_attention.spec import AttentionSpec, HeadNorms, RopeTable, TreeBatch
 
 
@@ -43,6 +44,7 @@ class CaseShape:
     softcap: float | None = None
     scale: float | None = None
     has_norms: bool = False
+    has_fp8_pages: bool = False
     seed: int = 0
 
 
@@ -57,6 +59,25 @@ class Case:
     norms: HeadNorms | None
     qkv: torch.Tensor
     pool: torch.Tensor
+    kv_scales: torch.Tensor | None = None
+    """float32 [2] of keys and values, with fp8 pages."""
+
+    def expected(self) -> ReferenceResult:
+        """The definition's result; with fp8 pages keys and values are those that the pages can hold."""
+        if self.kv_scales is None:
+            model = ReferenceModel(self.spec, self.rope, self.norms)
+            return reference_tree_attention(self.qkv, self.pool[0], self.batch, model)
+        scales = self.kv_scales.double()
+
+        def as_stored(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            key, value = (
+                (x / s).to(torch.float8_e4m3fn).double() * s for x, s in zip((keys, values), scales, strict=True)
+            )
+            return key, value
+
+        pool = self.pool[0].double() * scales[:, None, None, None]
+        model = ReferenceModel(self.spec, self.rope, self.norms, as_stored)
+        return reference_tree_attention(self.qkv, pool, self.batch, model)
 
     def to(self, device: str) -> Case:
         """The same problem on another device."""
@@ -72,6 +93,7 @@ class Case:
             norms=None if norms is None else HeadNorms(norms.query.to(device), norms.key.to(device)),
             qkv=self.qkv.to(device),
             pool=self.pool.to(device),
+            kv_scales=None if self.kv_scales is None else self.kv_scales.to(device),
         )
 
 
@@ -143,7 +165,12 @@ def make_case(shape: CaseShape) -> Case:
     qkv = torch.randn(len(trees), shape.nodes, spec.qkv_width, generator=generator).to(shape.dtype)
     pool = _poisoned_pool(shape, page_table, num_pages, generator)
     rope = rope_table(max(shape.cache_lengths) + total + 1, shape.head_dim)
-    return Case(shape=shape, spec=spec, batch=batch, rope=rope, norms=norms, qkv=qkv, pool=pool)
+    case = Case(shape=shape, spec=spec, batch=batch, rope=rope, norms=norms, qkv=qkv, pool=pool)
+    if not shape.has_fp8_pages:
+        return case
+    scales = torch.tensor([0.02, 0.01])
+    stored = (pool.float() / scales[:, None, None, None]).to(torch.float8_e4m3fn)
+    return replace(case, pool=stored, kv_scales=scales)
 
 
 def _page_table(shape: CaseShape, total_nodes: int, generator: torch.Generator) -> tuple[torch.Tensor, int]:

@@ -13,10 +13,10 @@ b sequence, h KV head, m query row (node * group + query head of the group), n k
 import triton
 import triton.language as tl
 
-from furcate.plugins.tree_attention.ancestors import tree_attended
+from furcate.plugins.tree_attention.nodes import attend_new_nodes
 from furcate.plugins.tree_attention.pages import attend_earlier_nodes, attend_prefix
-from furcate.plugins.tree_attention.rows import key_dims, pool_base, rotated_rows, row_offsets
-from furcate.plugins.tree_attention.softmax import LOG2E, LOWEST, attend_block
+from furcate.plugins.tree_attention.rows import pool_base, rotated_rows
+from furcate.plugins.tree_attention.softmax import LOG2E, LOWEST
 
 
 @triton.jit(do_not_specialize=["layer", "num_nodes", "num_words", "num_pages", "num_splits", "node_offset"])
@@ -38,7 +38,6 @@ def tree_attention_split(
     """
     GROUP: tl.constexpr = HQ // HKV
     PACK: tl.constexpr = GROUP if IS_PACKED else 1
-    ROW_WIDTH: tl.constexpr = HKV * D
     QKV_WIDTH: tl.constexpr = (HQ + 2 * HKV) * D
     IS_FP8: tl.constexpr = tl.float8e4nv == KV_DTYPE
     DTYPE: tl.constexpr = qkv_ptr.dtype.element_ty
@@ -59,7 +58,6 @@ def tree_attention_split(
         qk_scale = qk_scale * k_scale
 
     d = tl.arange(0, DP)
-    kd, is_kd = key_dims(D, DP)
     row = m_block * BLOCK_M + tl.arange(0, BLOCK_M)
     node = row // PACK
     is_row = node < num_valid
@@ -71,65 +69,29 @@ def tree_attention_split(
 
     m, total, acc = attend_prefix(
         q, position, pool, table, cache_length, qk_scale, split, num_splits,
-        D, DP, PAGE, ROW_WIDTH, BLOCK_M, BLOCK_N, STAGES, SOFTCAP, WINDOW, PRECISION,
+        D, DP, PAGE, HKV * D, BLOCK_M, BLOCK_N, STAGES, SOFTCAP, WINDOW, PRECISION,
     )  # fmt: skip
     if split == num_splits - 1:
-        t = tl.arange(0, BLOCK_T)
         mask_rows = tree_mask_ptr + (b * num_nodes + node) * num_words
-        num_columns = node_offset + num_valid
         last = node_offset + node
         if HAS_OFFSET:
             m, total, acc = attend_earlier_nodes(
                 q, position, pool, table, cache_length, qk_scale, m, total, acc,
                 mask_rows, is_row, last, node_offset, num_words, num_pages,
-                D, DP, PAGE, ROW_WIDTH, BLOCK_T, SOFTCAP, WINDOW, PRECISION, IS_CHAIN,
+                D, DP, PAGE, HKV * D, BLOCK_T, SOFTCAP, WINDOW, PRECISION, IS_CHAIN,
             )  # fmt: skip
         end = num_valid
         if IS_CHAIN:
             end = tl.minimum(num_valid, ((m_block + 1) * BLOCK_M - 1) // PACK + 1)
         # The last block of rows sees every column, in a chain too.
         is_storing = (m_block == tl.num_programs(0) - 1) & (head * PACK % GROUP == 0) & IS_FUSED
-        for start in tl.range(0, end, BLOCK_T, num_stages=1):
-            new = start + t
-            is_new = new < num_valid
-            new_rows = qkv_ptr + (b * num_nodes + new) * QKV_WIDTH + (HQ + h) * D
-            position_t = tl.load(positions_ptr + b * num_nodes + new, mask=is_new, other=0)
-            k = rotated_rows(
-                new_rows,
-                position_t,
-                is_new,
-                rope_cos_ptr,
-                rope_sin_ptr,
-                key_norm_ptr,
-                D,
-                DP,
-                EPS,
-                HAS_NORMS,
-                IS_FUSED,
-            )
-            v = tl.load(new_rows[:, None] + HKV * D + d[None, :], mask=is_new[:, None] & (d < D)[None, :], other=0.0)
-            if IS_FP8:
-                # Attended as stored: a tree grown level by level gives what the whole tree gives.
-                k = tl.clamp(k / k_scale, -448.0, 448.0)
-                v = tl.clamp(v.to(tl.float32) / v_scale, -448.0, 448.0)
-            k, v = k.to(KV_DTYPE), v.to(KV_DTYPE)
-            if is_storing:
-                slot = cache_length + node_offset + new
-                page_t = tl.load(table + slot // PAGE, mask=is_new & (slot // PAGE < num_pages), other=-1)
-                rows = row_offsets(page_t, slot % PAGE, PAGE, ROW_WIDTH)
-                keys, values = (
-                    pool + rows[:, None] + kd[None, :],
-                    pool + (rows + PAGE * ROW_WIDTH)[:, None] + d[None, :],
-                )
-                tl.store(keys, k, mask=(page_t >= 0)[:, None] & is_kd[None, :])
-                tl.store(values, v, mask=(page_t >= 0)[:, None] & (d < D)[None, :])
-            is_attended = tree_attended(
-                mask_rows, is_row, last, position, cache_length, node_offset + start, num_columns, num_words,
-                node_offset + new, IS_CHAIN, WINDOW,
-            )  # fmt: skip
-            m, total, acc = attend_block(
-                q, k.to(DTYPE), v.to(DTYPE), is_attended, m, total, acc, qk_scale, SOFTCAP, PRECISION
-            )
+        m, total, acc = attend_new_nodes(
+            q, position, pool, table, cache_length, qk_scale, m, total, acc,
+            mask_rows, is_row, last, node_offset, num_words, num_pages,
+            qkv_ptr + b * num_nodes * QKV_WIDTH + (HQ + h) * D, positions_ptr + b * num_nodes, num_valid, end,
+            is_storing, rope_cos_ptr, rope_sin_ptr, key_norm_ptr, k_scale, v_scale,
+            HQ, HKV, D, DP, PAGE, KV_DTYPE, EPS, BLOCK_T, SOFTCAP, WINDOW, PRECISION, IS_CHAIN, HAS_NORMS, IS_FUSED,
+        )  # fmt: skip
 
     if IS_FP8:
         acc = acc * v_scale

@@ -102,7 +102,7 @@ def launch_tree_attention(
         HAS_NORMS=inputs.norms is not None, IS_RAGGED=batch.num_nodes is not None, IS_CHAIN=batch.is_chain,
         HAS_OFFSET=batch.node_offset > 0, IS_SINGLE=splits == 1,
         IS_FUSED=launch.is_fused, IS_PACKED=launch.is_packed,
-        num_warps=tactic.num_warps, num_stages=1,
+        num_warps=tactic.num_warps, num_stages=1, maxnreg=tactic.max_registers,
     )  # fmt: skip
     if splits > 1:
         reduce: Any = tree_attention_reduce

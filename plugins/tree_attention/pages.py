@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from furcate.plugins.tree_attention.ancestors import tree_attended
-from furcate.plugins.tree_attention.rows import key_dims, row_offsets
+from furcate.plugins.tree_attention.rows import row_pointers, widened
 from furcate.plugins.tree_attention.softmax import LOWEST, attend_block
 
 
@@ -22,7 +22,6 @@ def attend_prefix(
 ):  # fmt: skip
     """(m, total, acc) of the split's share of the prefix: greatest scores, sums of weights, weighted values."""
     d = tl.arange(0, DP)
-    kd, is_kd = key_dims(D, DP)
     m = tl.full([BLOCK_M], LOWEST, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, DP], tl.float32)
@@ -44,35 +43,35 @@ def attend_prefix(
         # The next block's page id is fetched one block ahead, so that its K/V copy need not wait for it.
         if PAGE >= BLOCK_N:
             next_page = tl.load(table + (start + BLOCK_N) // PAGE, mask=start + BLOCK_N < high, other=0)
-            rows = row_offsets(page, start % PAGE + n, PAGE, ROW_WIDTH)
+            keys, values = row_pointers(pool, page, start % PAGE + n, DP, PAGE, ROW_WIDTH)
         else:
             following = start + BLOCK_N + n
             next_page = tl.load(table + following // PAGE, mask=following < high, other=0)
-            rows = row_offsets(page, n % PAGE, PAGE, ROW_WIDTH)
-        keys, values = pool + rows[:, None] + kd[None, :], pool + (rows + PAGE * ROW_WIDTH)[:, None] + d[None, :]
+            keys, values = row_pointers(pool, page, n % PAGE, DP, PAGE, ROW_WIDTH)
         if D == DP:
             k, v = tl.load(keys), tl.load(values)
         else:
-            k = tl.load(keys, mask=is_kd[None, :], other=0.0)
+            k = tl.load(keys, mask=(d < D)[None, :], other=0.0)
             v = tl.load(values, mask=(d < D)[None, :], other=0.0)
         is_attended = None
         if WINDOW is not None:
             is_attended = position[:, None] - (start + n)[None, :] < WINDOW
         m, total, acc = attend_block(
-            q, k.to(q.dtype), v.to(q.dtype), is_attended, m, total, acc, qk_scale, SOFTCAP, PRECISION
+            q, widened(k, q.dtype), widened(v, q.dtype), is_attended, m, total, acc, qk_scale, SOFTCAP, PRECISION
         )
         page = next_page
     if whole < high and low < high:
         # The prefix's last, partial block: rows behind the cache's end are not read, whatever they hold.
         slot = whole + n
-        rows = row_offsets(page, slot % PAGE, PAGE, ROW_WIDTH)
-        keys, values = pool + rows[:, None] + kd[None, :], pool + (rows + PAGE * ROW_WIDTH)[:, None] + d[None, :]
-        k = tl.load(keys, mask=(slot < high)[:, None] & is_kd[None, :], other=0.0).to(q.dtype)
-        v = tl.load(values, mask=(slot < high)[:, None] & (d < D)[None, :], other=0.0).to(q.dtype)
+        keys, values = row_pointers(pool, page, slot % PAGE, DP, PAGE, ROW_WIDTH)
+        k = tl.load(keys, mask=(slot < high)[:, None] & (d < D)[None, :], other=0.0)
+        v = tl.load(values, mask=(slot < high)[:, None] & (d < D)[None, :], other=0.0)
         is_attended = (slot < high)[None, :]
         if WINDOW is not None:
             is_attended = is_attended & (position[:, None] - slot[None, :] < WINDOW)
-        m, total, acc = attend_block(q, k, v, is_attended, m, total, acc, qk_scale, SOFTCAP, PRECISION)
+        m, total, acc = attend_block(
+            q, widened(k, q.dtype), widened(v, q.dtype), is_attended, m, total, acc, qk_scale, SOFTCAP, PRECISION
+        )
     return m, total, acc
 
 
@@ -85,7 +84,6 @@ def attend_earlier_nodes(
 ):  # fmt: skip
     """(m, total, acc) after the tree nodes that earlier calls stored behind the cache's end, under their mask bits."""
     d, t = tl.arange(0, DP), tl.arange(0, BLOCK_T)
-    kd, is_kd = key_dims(D, DP)
     for start in tl.range(0, node_offset, BLOCK_T, num_stages=1):
         column = start + t
         slot = cache_length + column
@@ -97,12 +95,10 @@ def attend_earlier_nodes(
         )  # fmt: skip
         # A column that no row attends may never have been stored.
         is_stored = (tl.max(is_attended.to(tl.int32), 0) > 0) & (page_t >= 0)
-        rows = row_offsets(page_t, slot % PAGE, PAGE, ROW_WIDTH)
-        keys, values = (
-            pool + rows[:, None] + kd[None, :],
-            pool + (rows + PAGE * ROW_WIDTH)[:, None] + d[None, :],
+        keys, values = row_pointers(pool, page_t, slot % PAGE, DP, PAGE, ROW_WIDTH)
+        k = tl.load(keys, mask=is_stored[:, None] & (d < D)[None, :], other=0.0)
+        v = tl.load(values, mask=is_stored[:, None] & (d < D)[None, :], other=0.0)
+        m, total, acc = attend_block(
+            q, widened(k, q.dtype), widened(v, q.dtype), is_attended, m, total, acc, qk_scale, SOFTCAP, PRECISION
         )
-        k = tl.load(keys, mask=is_stored[:, None] & is_kd[None, :], other=0.0).to(q.dtype)
-        v = tl.load(values, mask=is_stored[:, None] & (d < D)[None, :], other=0.0).to(q.dtype)
-        m, total, acc = attend_block(q, k, v, is_attended, m, total, acc, qk_scale, SOFTCAP, PRECISION)
     return m, total, acc

@@ -20,20 +20,21 @@ def pool_base(kv_pool_ptr, layer, KV_DTYPE: tl.constexpr):
 
 
 @triton.jit
-def row_offsets(page, row, PAGE: tl.constexpr, ROW_WIDTH: tl.constexpr):
-    """int64 offset of a key row from the layer's base; the value row lies PAGE * ROW_WIDTH behind it."""
-    return page.to(tl.int64) * (2 * PAGE * ROW_WIDTH) + row * ROW_WIDTH
+def row_pointers(pool, page, row, DP: tl.constexpr, PAGE: tl.constexpr, ROW_WIDTH: tl.constexpr):
+    """Pointers [rows, DP] to keys and to values: row `row` of page `page`, values PAGE rows behind the keys."""
+    offset = page.to(tl.int64) * (2 * PAGE * ROW_WIDTH) + row * ROW_WIDTH
+    keys = pool + offset[:, None] + tl.arange(0, DP)[None, :]
+    return keys, keys + PAGE * ROW_WIDTH
 
 
 @triton.jit
-def key_dims(D: tl.constexpr, DP: tl.constexpr):
-    """The head dim of each of the DP columns of q and k, and whether it is one: each half padded to DP / 2."""
-    d = tl.arange(0, DP)
-    if D == DP:
-        return d, d < D
-    else:
-        within = d % (DP // 2)
-        return d // (DP // 2) * (D // 2) + within, within < D // 2
+def widened(x, DTYPE: tl.constexpr):
+    """x in the activations' type. e4m3 goes through float16, which holds all its values: Triton 3.6.0 settles the direct
+    cast to bfloat16 once a process, for whichever architecture is compiled first.
+    """
+    if x.dtype == tl.float8e4nv:
+        x = x.to(tl.float16)
+    return x.to(DTYPE)
 
 
 @triton.jit
@@ -50,21 +51,20 @@ def rotated_rows(
     HAS_NORMS: tl.constexpr,
     IS_FUSED: tl.constexpr,
 ):
-    """float32 [rows, DP]: the heads at `row_ptrs`, normed and turned by their positions, columns as in `key_dims`."""
+    """float32 [rows, DP]: the heads at `row_ptrs`, normed and turned by their positions; zero behind head_dim."""
+    d = tl.arange(0, DP)
+    mask = is_row[:, None] & (d < D)[None, :]
+    x = tl.load(row_ptrs[:, None] + d[None, :], mask=mask, other=0.0).to(tl.float32)
     if IS_FUSED:
-        half = tl.arange(0, DP // 2)
-        mask = is_row[:, None] & (half < D // 2)[None, :]
-        x = tl.load(row_ptrs[:, None] + half[None, :], mask=mask, other=0.0).to(tl.float32)
-        y = tl.load(row_ptrs[:, None] + D // 2 + half[None, :], mask=mask, other=0.0).to(tl.float32)
+        # The other half is loaded rather than moved between threads; a choice, unlike a remainder, keeps loads wide.
+        partner = tl.where(d < D // 2, d + D // 2, d - D // 2)
+        y = tl.load(row_ptrs[:, None] + partner[None, :], mask=mask, other=0.0).to(tl.float32)
         if HAS_NORMS:
-            factor = tl.rsqrt((tl.sum(x * x, 1) + tl.sum(y * y, 1)) / D + EPS)[:, None]
-            x = x * factor * tl.load(norm_ptr + half, mask=half < D // 2, other=0.0).to(tl.float32)[None, :]
-            y = y * factor * tl.load(norm_ptr + D // 2 + half, mask=half < D // 2, other=0.0).to(tl.float32)[None, :]
-        angle = positions.to(tl.int64)[:, None] * (D // 2) + half[None, :]
+            factor = tl.rsqrt(tl.sum(x * x, 1) / D + EPS)[:, None]
+            x = x * factor * tl.load(norm_ptr + d, mask=d < D, other=0.0).to(tl.float32)[None, :]
+            y = y * factor * tl.load(norm_ptr + partner, mask=d < D, other=0.0).to(tl.float32)[None, :]
+        angle = positions.to(tl.int64)[:, None] * (D // 2) + tl.where(d < D // 2, d, partner)[None, :]
         cos = tl.load(cos_ptr + angle, mask=mask, other=0.0)
         sin = tl.load(sin_ptr + angle, mask=mask, other=0.0)
-        pairs = tl.join(x * cos - y * sin, y * cos + x * sin)
-        return tl.reshape(tl.permute(pairs, (0, 2, 1)), (x.shape[0], DP))
-    else:
-        d, is_d = key_dims(D, DP)
-        return tl.load(row_ptrs[:, None] + d[None, :], mask=is_row[:, None] & is_d[None, :], other=0.0).to(tl.float32)
+        x = x * cos + y * tl.where(d < D // 2, -sin, sin)
+    return x

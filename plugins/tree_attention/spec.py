@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 PAGE_SIZES = (16, 32, 64, 128)
 HEAD_DIMS = (64, 80, 96, 128, 256)
-MAX_TREE_NODES = 128
-MAX_CHAIN_NODES = 512
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from furcate.builder.errors import ConfigError
-from furcate.plugins.chips import chip_of
+from furcate.plugins.chips import MAX_REGISTERS_PER_THREAD, REGISTERS_PER_SM, WARP_SIZE, chip_of
 
 PLUGIN_SHARED_BYTES = 49_152
 """What a kernel may use when TensorRT launches it from an engine: no call there raises the 48 KB default."""
@@ -28,6 +28,12 @@ class Tactic:
     num_warps: int
     num_stages: int
     ctas_per_sm: int = 1
+
+    @property
+    def max_registers(self) -> int:
+        """Registers a thread may take so that ctas_per_sm fit; ptxas by itself would rather spill to fit one more."""
+        threads = self.ctas_per_sm * self.num_warps * WARP_SIZE
+        return min(MAX_REGISTERS_PER_THREAD, REGISTERS_PER_SM // threads // 8 * 8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,18 +70,18 @@ TACTICS = (
     _line(32, 128, True, _blocks(32, 64, 32, 4, 3, 2), "64 rows of wgmma would be half empty"),
     _line(64, 64, True, _blocks(64, 64, 32, 4, 3, 3), "one warp group; K/V read once"),
     _line(64, 128, True, _blocks(64, 64, 32, 4, 3, 2), "one warp group, 2 CTAs: one computes while the other waits"),
-    _line(None, 128, True, _blocks(128, 64, 32, 8, 3, 1), "tensor bound: two warp groups share every K/V tile"),
+    _line(None, 128, True, _blocks(128, 64, 32, 8, 4, 1), "tensor bound: two warp groups share every K/V tile"),
     _line(
-        None, 256, True, _blocks(64, 32, 16, 8, 2, 1), "128 rows of 256 would spill; two warp groups split the columns"
+        None, 256, True, _blocks(64, 32, 16, 8, 3, 1), "128 rows of 256 would spill; two warp groups split the columns"
     ),
     _line(16, 64, False, _blocks(16, 32, 16, 4, 3, 4), "100 KB of shared memory: small tiles, more CTAs"),
     _line(16, 128, False, _blocks(16, 32, 16, 4, 3, 2), "100 KB of shared memory: two CTAs with two tiles in flight"),
     _line(16, 256, False, _blocks(16, 32, 16, 4, 2, 2), "a third tile would cost the second CTA"),
     _line(
-        None, 64, False, _blocks(64, 32, 16, 8, 2, 1), "mma.sync keeps q in registers: two times four warps share them"
+        None, 64, False, _blocks(64, 64, 16, 8, 3, 1), "mma.sync keeps q in registers: two times four warps share them"
     ),
-    _line(None, 128, False, _blocks(32, 32, 32, 4, 2, 2), "64 rows of 128 would spill; K/V re-reads hit the L2 cache"),
-    _line(None, 256, False, _blocks(32, 16, 16, 8, 2, 1), "64 rows of 256 would spill"),
+    _line(None, 128, False, _blocks(32, 32, 32, 4, 3, 2), "64 rows of 128 would spill; K/V re-reads hit the L2 cache"),
+    _line(None, 256, False, _blocks(32, 16, 16, 8, 3, 1), "64 rows of 256 would spill"),
     _line(None, 64, None, _blocks(16, 32, 16, 4, 2, 2), "float32 by three tf32 products: for checking, not serving", 4),
     _line(None, 256, None, _blocks(16, 16, 16, 8, 2, 1), "float32; spills above head_dim 64, correct all the same", 4),
 )
@@ -83,14 +89,14 @@ TACTICS = (
 PLUGIN_TACTICS = (
     _line(16, 64, None, _blocks(16, 32, 16, 4, 3, 4), "as narrow chips: small tiles"),
     _line(16, 128, None, _blocks(16, 32, 16, 4, 3, 2), "two tiles in flight within 48 KB"),
-    _line(32, 128, True, _blocks(32, 32, 32, 4, 2, 2), "26,624 B"),
+    _line(32, 64, True, _blocks(32, 64, 32, 4, 3, 3), "as without the limit: 40 KB"),
+    _line(32, 128, True, _blocks(32, 32, 32, 4, 3, 2), "32 keys: two tiles in flight within 48 KB"),
+    _line(None, 64, True, _blocks(64, 64, 32, 4, 2, 3), "one warp group; a third tile would exceed 48 KB"),
     _line(None, 128, True, _blocks(64, 16, 16, 4, 3, 2), "two tiles of 8 KB in flight; 32 keys exceed 48 KB on sm_100"),
-    _line(None, 128, False, _blocks(32, 32, 32, 4, 2, 2), "64 rows of 128 would spill; re-reads hit the L2 cache"),
+    _line(None, 64, False, _blocks(64, 64, 16, 8, 3, 1), "as without the limit: 40 KB"),
+    _line(None, 128, False, _blocks(32, 32, 32, 4, 3, 2), "as without the limit: 42 KB"),
     _line(
-        None, 256, True, _blocks(16, 16, 16, 4, 2, 2), "more rows exceed 48 KB and 32 keys spill; re-reads hit the L2"
-    ),
-    _line(
-        None, 256, False, _blocks(16, 32, 16, 4, 2, 2), "more rows of 256 exceed 48 KB; K/V re-reads hit the L2 cache"
+        None, 256, None, _blocks(16, 32, 16, 4, 2, 2), "more rows of 256 exceed 48 KB; K/V re-reads hit the L2 cache"
     ),
 )
 """The tactics of at most 48 KB that a TensorRT engine carries; TensorRT measures those that fit and keeps the best."""
@@ -107,9 +113,11 @@ def fitting_lines(table: tuple[TacticLine, ...], arch: int, head_dim: int, eleme
     return list(lines.values())
 
 
-def choose_tactic(arch: int, rows: int, head_dim: int, element_bytes: int) -> Tactic:
+def choose_tactic(
+    arch: int, rows: int, head_dim: int, element_bytes: int, table: tuple[TacticLine, ...] = TACTICS
+) -> Tactic:
     """The tactic of the first line that holds the call; ConfigError where none does."""
-    for line in fitting_lines(TACTICS, arch, head_dim, element_bytes):
+    for line in fitting_lines(table, arch, head_dim, element_bytes):
         if line.max_rows is None or rows <= line.max_rows:
             return line.tactic
     raise ConfigError(

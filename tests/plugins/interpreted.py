@@ -76,17 +76,17 @@ def mend_bf16_dot():
     interpreter.InterpreterBuilder.create_dot = create_dot
 
 
-def attention(case, launch, pool, is_address=False, is_fp8=False, kv_scales=None):
-    """(out, pool) of the kernel on that case; with is_fp8 the pool travels as bytes, which float8 cannot be pickled."""
+def attention(case, launch, pool, is_address=False):
+    """(out, pool) of the kernel on that case; fp8 pages travel as bytes, since float8 cannot be pickled."""
     stored = pool.clone()
-    pool = stored.view(torch.float8_e4m3fn) if is_fp8 else stored
+    pool = stored if case.kv_scales is None else stored.view(torch.float8_e4m3fn)
     inputs = LayerInputs(
         qkv=case.qkv,
         pool=layer_addresses(pool) if is_address else pool[0],
         page_size=case.shape.page_size,
         kv_dtype=pool.dtype,
         norms=case.norms,
-        kv_scales=kv_scales,
+        kv_scales=case.kv_scales,
     )
     return launch_tree_attention(inputs, case.batch, case.spec, case.rope, launch), stored
 

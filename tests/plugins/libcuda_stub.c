@@ -1,5 +1,7 @@
-/* A CUDA driver that launches nothing and remembers what it was asked, for the C++ plugins on a machine without one. */
+/* A CUDA driver that launches nothing and remembers what it was asked: for the C++ plugins and for benchmarks/gpu_check.py
+ * on a machine without one. */
 #include <stddef.h>
+#include <string.h>
 
 struct Launch { unsigned grid[3], threads, shared_bytes; int limit; const char* name; };
 struct Launch stubLastLaunch;
@@ -9,7 +11,12 @@ int stubArguments[32]; /* the first four bytes of each */
 int cuCtxGetCurrent(void** context) { *context = &stubLastLaunch; return 0; }
 int cuCtxGetDevice(int* device) { *device = 0; return 0; }
 int cuDeviceGetAttribute(int* value, int attribute, int device) { *value = attribute == 75 ? 9 : 0; return 0; }
-int cuModuleLoadData(void** module, const void* image) { *module = (void*) image; return *(const unsigned*) image == 0x464c457f ? 0 : 200; }
+int cuModuleLoadData(void** module, const void* image)
+{
+    *module = (void*) image;
+    int const isCubin = *(const unsigned*) image == 0x464c457f;
+    return isCubin || strstr((const char*) image, ".visible .entry") != NULL ? 0 : 200;
+}
 int cuModuleGetFunction(void** function, void* module, const char* name) { *function = (void*) name; return 0; }
 int cuFuncSetAttribute(void* function, int attribute, int value) { stubLastLaunch.limit = attribute == 8 ? value : -1; return 0; }
 int cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned ty, unsigned tz,

@@ -1,7 +1,6 @@
 """The C++ plugins: their tables from the specification, and the built library asked as TensorRT asks, over stubs.
 
-Building needs TensorRT's public headers: name their folder in FURCATE_TENSORRT_INCLUDE, or install them (NVIDIA's
-containers have them in /usr/include/x86_64-linux-gnu). No public package index provides them.
+TensorRT's public headers are those of FURCATE_TENSORRT_INCLUDE, of an installed TensorRT, or of a public wheel.
 """
 
 import json
@@ -12,6 +11,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tensorrt_bindings import tensorrt_headers
 
 from furcate.builder.errors import BuildError, ConfigError
 from furcate.plugins.specification import CACHE_COMMIT, SPECIFICATIONS, TREE_ATTENTION_REDUCE, TREE_ATTENTION_SPLIT
@@ -24,9 +24,6 @@ from furcate.plugins.native import build
 from furcate.plugins.tree_attention.tactics import choose_tactic
 
 HERE = Path(__file__).parent
-HEADER = "NvInferRuntime.h"
-HEADER_FOLDERS = (os.environ.get("FURCATE_TENSORRT_INCLUDE", ""), "/usr/include/x86_64-linux-gnu", "/usr/include")
-CUDA_FOLDERS = ("/usr/local/cuda/include", "/usr/include")
 # DataType of NvInfer by the specification's names; activations are bf16 here.
 CODES = {"T": 7, "float32": 0, "int32": 3, "int64": 8}
 ATTRIBUTES = {"num_query_heads": 16, "num_kv_heads": 4, "head_dim": 64, "page_size": 32, "has_fp8_pages": 0, "layer": 3,
@@ -37,13 +34,8 @@ ATTRIBUTES = {"num_query_heads": 16, "num_kv_heads": 4, "head_dim": 64, "page_si
 def config(folder: Path, include: Path) -> build.NativeConfig:
     return build.NativeConfig(
         num_query_heads=16, num_kv_heads=4, head_dim=64, page_size=32, num_splits=6, max_entries=8, archs=(90,),
-        output=folder, tensorrt_include=include, cuda_include=Path(header_folder("cuda.h", CUDA_FOLDERS)),
+        output=folder, tensorrt_include=include,
     )  # fmt: skip
-
-
-def header_folder(name: str, folders: tuple[str, ...]) -> str:
-    """Folder that holds a header, or the first one."""
-    return next((folder for folder in folders if folder and (Path(folder) / name).exists()), folders[-1])
 
 
 def test_tables_and_cubins_assemble(tmp_path):
@@ -93,19 +85,15 @@ def test_missing_headers_and_types_are_named(tmp_path):
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory) -> dict[str, dict]:
     """What each plugin of a freshly built library answers, by name; 4 sequences, 10 nodes, 40 rows."""
-    include = Path(header_folder(HEADER, HEADER_FOLDERS))
-    cuda = header_folder("cuda.h", CUDA_FOLDERS)
     for missing in [name for name in ("cmake", "g++", "gcc") if shutil.which(name) is None]:
         pytest.skip(f"needs {missing}")
-    for folder, name in ((include, HEADER), (Path(cuda), "cuda.h")):
-        if not (folder / name).exists():
-            pytest.skip(f"{name} is not installed; its folder can be named in FURCATE_TENSORRT_INCLUDE")
+    include = tensorrt_headers()
     folder = tmp_path_factory.mktemp("native")
     library = build.build_library(config(folder, include))
     harness = folder / "harness"
     subprocess.run(
-        ["g++", "-std=c++17", "-isystem", str(include), "-isystem", cuda, "-o", str(harness),
-         str(HERE / "native_harness.cpp"), "-ldl"], check=True,
+        ["g++", "-std=c++17", "-isystem", str(include), "-isystem", str(build.CUDA_HEADERS),
+         "-o", str(harness), str(HERE / "native_harness.cpp"), "-ldl"], check=True,
     )  # fmt: skip
     driver = folder / "driver"
     driver.mkdir()

@@ -6,9 +6,10 @@ import pytest
 
 from furcate.builder.errors import ConfigError
 from furcate.plugins import report
-from furcate.plugins.chips import chip_of
-from furcate.plugins.tree_attention.model import Workload, predict
-from furcate.plugins.tree_attention.tactics import choose_tactic
+from furcate.plugins.chips import CHIPS, chip_of
+from furcate.plugins.tree_attention.model import COPY_SHARE, LOADED_LATENCY_US, Workload, predict
+from furcate.plugins.tree_attention.spec import HEAD_DIMS, AttentionSpec
+from furcate.plugins.tree_attention.tactics import TACTICS, choose_tactic, fitting_lines
 
 
 def workload(nodes: int) -> Workload:
@@ -23,13 +24,27 @@ def test_bytes_and_flops_of_the_roofline_example():
     assert workload(64).floor_us(chip_of(90)) == pytest.approx(70, abs=1)  # tensor bound
 
 
-def test_floor_is_never_beaten():
-    for arch in (80, 90, 100, 120):
-        for nodes in (1, 16, 64):
-            chip, work = chip_of(arch), workload(nodes)
-            prediction = predict(work, chip, choose_tactic(arch, work.rows, 128, 2), ctas_per_sm=2)
+@pytest.mark.parametrize("table", report.ROUTES.values(), ids=report.ROUTES)
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_floor_is_never_beaten_by_any_tactic(table, head_dim):
+    for chip in CHIPS.values():
+        for line in fitting_lines(table, chip.arch, head_dim, 2):
+            spec = AttentionSpec(num_query_heads=32, num_kv_heads=8, head_dim=head_dim)
+            work = Workload(spec=spec, batch=8, prefix=8192, nodes=(line.max_rows or 256) // 4)
+            prediction = predict(work, chip, line.tactic, line.tactic.ctas_per_sm)
             assert 0 < prediction.floor_share <= 1
             assert 0 < prediction.occupied_share <= 1
+
+
+def test_every_tactic_keeps_enough_copies_in_flight():
+    """So many bytes as arrive within the loaded latency at copy speed: 31 KB on every SM of an H200."""
+    for chip in CHIPS.values():
+        needed = COPY_SHARE * chip.terabytes_per_second * LOADED_LATENCY_US * 1e6 / chip.num_sms
+        for head_dim in HEAD_DIMS:
+            for line in fitting_lines(TACTICS, chip.arch, head_dim, 2):
+                spec = AttentionSpec(num_query_heads=32, num_kv_heads=8, head_dim=head_dim)
+                work = Workload(spec=spec, batch=8, prefix=8192, nodes=(line.max_rows or 256) // 4)
+                assert predict(work, chip, line.tactic, line.tactic.ctas_per_sm).bytes_in_flight >= needed, line
 
 
 def test_too_few_bytes_in_flight_cost_bandwidth():

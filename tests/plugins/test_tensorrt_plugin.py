@@ -4,13 +4,10 @@ import importlib.util
 import json
 import os
 import re
-import shutil
-import subprocess
-import sys
-import zipfile
 from pathlib import Path
 
 import pytest
+import tensorrt_bindings
 
 from furcate.builder.errors import BuildError, ConfigError
 from furcate.plugins.specification import CACHE_COMMIT, SPECIFICATIONS, TREE_ATTENTION_REDUCE, TREE_ATTENTION_SPLIT
@@ -23,51 +20,20 @@ if os.environ.get("TRITON_INTERPRET"):
 from furcate.plugins.aot import CompiledKernel, KernelReport
 from furcate.plugins.tensorrt_plugin import launchable_ptx, register_plugins
 
-HERE = Path(__file__).parent
-CACHE = HERE.parents[1] / ".cache" / "tensorrt_bindings"
-VERSIONS = ("10.13.3.9", "10.14.1.48.post1", "11.4.0.106")
-
-
-def unpacked_bindings(version: str) -> Path:
-    """Folder of the bindings' wheel, downloaded once; it needs no dependencies here."""
-    folder = CACHE / version
-    if not folder.exists():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        requirement = f"tensorrt-cu13-bindings=={version}"
-        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(CACHE), requirement]
-        result = subprocess.run(command, capture_output=True, text=True)
-        wheels = list(CACHE.glob(f"*-{version}-*.whl"))
-        if result.returncode or not wheels:
-            pytest.skip(f"{requirement} cannot be downloaded: {result.stderr.strip()[-200:]}")
-        partial = CACHE / f"{version}.{os.getpid()}"
-        with zipfile.ZipFile(wheels[0]) as wheel:
-            wheel.extractall(partial)
-        if not folder.exists():
-            partial.rename(folder)
-    return folder
+# The oldest bindings that have ahead-of-time plugins, besides those that engines are built with.
+VERSIONS = ("10.13.3.9", *tensorrt_bindings.VERSIONS)
 
 
 @pytest.fixture(scope="session")
 def stub(tmp_path_factory) -> Path:
     """Folder with the stub under the names that the bindings load."""
-    if shutil.which("gcc") is None:
-        pytest.skip("the stub of libnvinfer needs gcc")
-    folder = tmp_path_factory.mktemp("stub")
-    library = folder / "stub.so"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(library), str(HERE / "libnvinfer_stub.c")], check=True)
-    for major in (10, 11):
-        for name in ("nvinfer", "nvinfer_plugin", "nvonnxparser"):
-            shutil.copy(library, folder / f"lib{name}.so.{major}")
-    return folder
+    return tensorrt_bindings.stub_library(tmp_path_factory.mktemp("stub"))
 
 
 @pytest.fixture(scope="session", params=VERSIONS)
 def dry_run(request, stub) -> dict:
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(stub)}
-    command = [sys.executable, str(HERE / "tensorrt_dry_run.py"), str(unpacked_bindings(request.param))]
-    result = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert result.returncode == 0, result.stderr
-    answers = json.loads(result.stdout.splitlines()[-1])
+    script = Path(__file__).with_name("tensorrt_dry_run.py")
+    answers = json.loads(tensorrt_bindings.run_with_bindings(script, request.param, stub).splitlines()[-1])
     assert answers["version"] == request.param
     return answers
 

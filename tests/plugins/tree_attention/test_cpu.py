@@ -6,7 +6,6 @@ import torch
 from furcate.builder.errors import ConfigError
 from furcate.plugins.tree_attention.cases import Case, CaseShape, TreeKind, make_case
 from furcate.plugins.tree_attention.cpu import plan_attention, tree_attention
-from furcate.plugins.tree_attention.reference import ReferenceModel, reference_tree_attention
 from furcate.plugins.tree_attention.spec import AttentionSpec, RopeTable, TreeBatch
 
 # float32 sums of some hundred products of order 1 are off by some 1e-6; bf16 rounds q, k, the weights and the result
@@ -52,9 +51,7 @@ def run(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
 def test_result_equals_the_float64_definition(shape):
     case = make_case(shape)
     out, _ = run(case)
-    expected = reference_tree_attention(
-        case.qkv, case.pool[0], case.batch, ReferenceModel(case.spec, case.rope, case.norms)
-    )
+    expected = case.expected()
     assert (out.double() - expected.out).abs().max() < TOLERANCE[shape.dtype]
 
 
@@ -62,9 +59,7 @@ def test_result_equals_the_float64_definition(shape):
 def test_exactly_the_nodes_rows_are_stored(shape):
     case = make_case(shape)
     _, pool = run(case)
-    expected = reference_tree_attention(
-        case.qkv, case.pool[0], case.batch, ReferenceModel(case.spec, case.rope, case.norms)
-    )
+    expected = case.expected()
     stored = case.pool.clone()
     for b, length in enumerate(shape.cache_lengths):
         for node in range(shape.nodes if shape.num_nodes is None else shape.num_nodes[b]):

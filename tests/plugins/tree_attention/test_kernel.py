@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from furcate.plugins.tree_attention.cases import Case, CaseShape, TreeKind, make_case
-from furcate.plugins.tree_attention.reference import ReferenceModel, reference_tree_attention
 from furcate.plugins.tree_attention.spec import HEAD_DIMS, PAGE_SIZES
 
 launch_module = pytest.importorskip("furcate.plugins.tree_attention.launch", reason="pip install 'furcate[gpu]'")
@@ -52,12 +51,6 @@ SHAPES = {
 }
 
 
-def expected_of(case: Case):
-    return reference_tree_attention(
-        case.qkv, case.pool[0], case.batch, ReferenceModel(case.spec, case.rope, case.norms)
-    )
-
-
 def stored_pool(case: Case, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """The case's pool after its valid nodes were stored."""
     shape, pool = case.shape, case.pool.clone()
@@ -72,7 +65,7 @@ def stored_pool(case: Case, keys: torch.Tensor, values: torch.Tensor) -> torch.T
 def check(interpreter, shape: CaseShape, launch, **options):
     case = make_case(shape)
     out, pool = interpreter("attention", case=case, launch=launch, pool=case.pool, **options)
-    expected = expected_of(case)
+    expected = case.expected()
     assert (out.double() - expected.out).abs().max() < TOLERANCE[shape.dtype]
     # Stored rows are rounded to the pool's type: two float32 ulps, or one unit of 8 or 11 bits at magnitude 4.
     tolerance = {torch.float32: 2e-6, torch.bfloat16: 3.2e-2, torch.float16: 4e-3}[shape.dtype]
@@ -175,31 +168,23 @@ def test_order_of_nodes_does_not_matter(interpreter):
     torch.testing.assert_close(permuted_out, out[:, order], atol=2e-6, rtol=0)  # float32 sums in another order
 
 
-def test_fp8_pages(interpreter):
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_fp8_pages(interpreter, dtype):
     """Rows are stored as e4m3, and attention is that over the rows as stored, those of the tree itself included."""
-    shape = CaseShape(nodes=10, cache_lengths=(70, 5), dtype=torch.float16)
-    case = make_case(shape)
-    scales = torch.tensor([0.02, 0.01])
-    by_half = scales[:, None, None, None]
-    stored = (case.pool.float() / by_half).to(torch.float8_e4m3fn)
-
-    def as_stored(keys, values):
-        return tuple((x / s).to(torch.float8_e4m3fn).double() * s for x, s in ((keys, 0.02), (values, 0.01)))
-
+    case = make_case(CaseShape(nodes=10, cache_lengths=(70, 5), dtype=dtype, has_fp8_pages=True))
     launch = launch_module.Launch(tactic=SMALL, num_splits=2)
-    out, pool = interpreter(
-        "attention", case=case, launch=launch, pool=stored.view(torch.uint8), is_fp8=True, kv_scales=scales
-    )
-    cached = (stored.float() * by_half)[0]
-    model = ReferenceModel(case.spec, case.rope, as_stored=as_stored)
-    expected = reference_tree_attention(case.qkv, cached, case.batch, model)
-    # fp16 rounds q, the weights and the result to 11 bits; a key within that of the middle between two e4m3 values
-    # may be stored as the other one, which moves a score by up to 0.04.
-    assert (out.double() - expected.out).abs().max() < 2e-2
-    stored_keys = stored_pool(replace(case, pool=(stored.float() * by_half)), expected.keys, expected.values)
+    by_bytes = replace(case, pool=case.pool.view(torch.uint8))
+    out, pool = interpreter("attention", case=by_bytes, launch=launch, pool=by_bytes.pool)
+    expected = case.expected()
+    # A number next to the middle of two e4m3 values may be stored as the other, which moves a score by up to 0.04.
+    assert (out.double() - expected.out).abs().max() < TOLERANCE[dtype] + 1.5e-2
+    by_half = case.kv_scales[:, None, None, None]
+    real = replace(case, pool=case.pool.float() * by_half)
+    stored = stored_pool(real, expected.keys, expected.values)
     read_back = pool.view(torch.float8_e4m3fn).float() * by_half
-    difference = (read_back - stored_keys).abs() > stored_keys.abs() * 1e-3
-    assert torch.equal(read_back.isnan(), stored_keys.isnan())
+    assert torch.equal(read_back.isnan(), stored.isnan())
+    # Both sides are products with the scale, in float32 and in the activations' type: half a unit of bf16.
+    difference = (read_back - stored).abs() > stored.abs() * 4e-3
     assert int(difference.sum()) <= 4  # such ties, of 5120 stored numbers
 
 
