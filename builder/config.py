@@ -29,6 +29,9 @@ class Layout(StrEnum):
     """How the step is cut into Triton models."""
 
     FUSED = "fused"
+    """One model runs the whole step: the fastest."""
+    STAGED = "staged"
+    """Tree construction, verification and acceptance are models of their own, joined by an ensemble that runs once a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +78,8 @@ class BuildConfig:
     dry_run: bool = False
     """Build nothing: print the networks, profiles and memory plan of --executor tensorrt for --gpu. Needs neither."""
     layout: Layout = Layout.FUSED
-    """How the repository cuts the step into Triton models."""
+    """How the repository cuts the step into Triton models. fused: one model, the fastest. staged: one for tree construction, one
+    for verification and one for acceptance, each with Triton's own statistics; requests must not need logits processing."""
     name: str | None = None
     """The engine's name in manifests and messages. Default: the target's directory name."""
     overwrite: bool = False

@@ -17,7 +17,7 @@ from furcate.client.ports import ALL_ADDRESSES, HOST, Ports, check_host, resolve
 from furcate.client.server_control import CONTROL_HEADER, RESTRICTED, counter_sum, load_again
 from furcate.client.server_log import failure_in_log
 from furcate.client.server_process import ServerProcess
-from furcate.client.shared_memory import SharedRegions, remove_stale_regions
+from furcate.client.shared_memory import SharedRegions, check_room, remove_stale_regions
 from furcate.model_repository.supervision import DRAIN_FILE, JSON_LOG
 
 EXIT_TIMEOUT_S = 5
@@ -121,6 +121,7 @@ class TritonServer:
         """Starts the server and returns when it is ready; ServerError says why it is not."""
         command = server_command(self, self._installation)
         remove_stale_regions()
+        check_room(len(self._python_models), self.config.region_bytes)
         if self._regions is None:
             self._regions = SharedRegions(self.shm_prefix)
             self.log_file.write_bytes(b"")

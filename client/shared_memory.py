@@ -8,7 +8,10 @@ import contextlib
 import fcntl
 import os
 import re
+import shutil
 from pathlib import Path
+
+from furcate.builder.errors import ConfigError
 
 SHARED_MEMORY = Path("/dev/shm")
 _LOCK_FILE = re.compile(r"furcate[0-9a-f]{12}\.lock")
@@ -39,6 +42,16 @@ class SharedRegions:
         _unlink(self.prefix, keeps_lock=False)
         with contextlib.suppress(OSError):
             os.close(self._lock)
+
+
+def check_room(num_regions: int, region_bytes: int) -> None:
+    """ConfigError when /dev/shm cannot hold the regions that so many models begin with."""
+    free = shutil.disk_usage(SHARED_MEMORY).free
+    if num_regions * region_bytes > free:
+        raise ConfigError(
+            f"{SHARED_MEMORY} has {free >> 20} MiB free, but {num_regions} models begin with {region_bytes >> 20} MiB each;"
+            " give it more (docker run --shm-size), or lower --region-mb."
+        )
 
 
 def remove_stale_regions() -> int:

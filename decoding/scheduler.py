@@ -39,6 +39,8 @@ ALONE = SchedulingConfig(prefix_reuse=False)
 class Scheduler:
     """The requests of one engine. Not thread-safe: one caller at a time."""
 
+    step_type = Step
+
     def __init__(
         self,
         executor: EngineExecutor,
@@ -55,7 +57,7 @@ class Scheduler:
         self.executor = executor
         self.manifest = executor.manifest
         self.scheduling = scheduling
-        self._step = Step(executor, tree or self.manifest.tree, acceptance or self.manifest.acceptance)
+        self._step = self.step_type(executor, tree or self.manifest.tree, acceptance or self.manifest.acceptance)
         is_adaptive = (tree is None and self.manifest.is_adaptive) if is_adaptive is None else is_adaptive
         self._ladder = Ladder(executor, self._step, tree or self.manifest.tree) if is_adaptive else None
         self.pool = PagePool(executor.num_pages, self.manifest.page_size)
@@ -273,7 +275,8 @@ class Scheduler:
             sequence.cache_length += len(new.token_ids)
             self._totals.num_decode_tokens += len(new.token_ids)
             sequence.root_id, sequence.state = new.token_ids[-1], result.states[row]
-            self._pages.resize(sequence, sequence.cache_length)
+            if not step.commits_late:
+                self._pages.resize(sequence, sequence.cache_length)
             outputs[sequence.request.request_id] = sequence.output(new, num_nodes[row] - 1)
         return outputs
 

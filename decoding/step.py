@@ -89,6 +89,9 @@ class PromptChunk:
 class Step:
     """Steps sequences with one engine and one kind of tree. Rows are independent; the cache is the executor's."""
 
+    commits_late = False
+    """True where accepted nodes stay behind the committed tokens until the next step begins."""
+
     def __init__(self, executor: EngineExecutor, tree: TreeConfig, acceptance: Acceptance = Acceptance.MATCH) -> None:
         self.executor = executor
         self.clock = executor.clock

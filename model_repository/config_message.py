@@ -23,14 +23,17 @@ def text_from_config(config: "pb.ModelConfig") -> str:
     return text_format.MessageToString(config)
 
 
-def python_config(table: ModelTable, *, max_batch_size: int, parameters: dict[str, str]) -> "pb.ModelConfig":
-    """A Python model that answers each request once, on the CPU.
+def python_config(
+    table: ModelTable, *, max_batch_size: int, parameters: dict[str, str], picks_device: bool = False
+) -> "pb.ModelConfig":
+    """A Python model that answers each request once, on the CPU, or on the device that its code picks.
 
-    One instance: with more, a stream's text arrives out of order.
+    One instance: with more, a stream's text arrives out of order. KIND_MODEL loads with and without a GPU.
     """
     config = _base_config(table, max_batch_size)
     config.backend = "python"
-    config.instance_group.add(kind=pb.ModelInstanceGroup.KIND_CPU, count=1)
+    kind = pb.ModelInstanceGroup.KIND_MODEL if picks_device else pb.ModelInstanceGroup.KIND_CPU
+    config.instance_group.add(kind=kind, count=1)
     for key, value in parameters.items():
         config.parameters[key].string_value = value
     return config
@@ -42,10 +45,8 @@ def iterative_config(
     """A decoupled Python model whose requests come round again for each step (iterative sequence batching).
 
     `max_live_requests` take turns; a step holds up to `max_batch_size` of them, and further requests wait in order.
-    KIND_MODEL loads with and without a GPU; the code picks the device.
     """
-    config = python_config(table, max_batch_size=max_batch_size, parameters=parameters)
-    config.instance_group[0].kind = pb.ModelInstanceGroup.KIND_MODEL
+    config = python_config(table, max_batch_size=max_batch_size, parameters=parameters, picks_device=True)
     config.model_transaction_policy.decoupled = True
     for tensor in config.input:
         tensor.allow_ragged_batch = True
@@ -59,11 +60,13 @@ def iterative_config(
     return config
 
 
-def ensemble_config(table: ModelTable, steps: tuple[EnsembleStep, ...], *, max_batch_size: int) -> "pb.ModelConfig":
-    """The ensemble that joins the models; decoupled, because one of them is."""
+def ensemble_config(
+    table: ModelTable, steps: tuple[EnsembleStep, ...], *, max_batch_size: int, is_decoupled: bool = True
+) -> "pb.ModelConfig":
+    """The ensemble that joins the models; decoupled where one of them is."""
     config = _base_config(table, max_batch_size)
     config.platform = "ensemble"
-    config.model_transaction_policy.decoupled = True
+    config.model_transaction_policy.decoupled = is_decoupled
     for step in steps:
         message = config.ensemble_scheduling.step.add(model_name=step.model_name, model_version=-1)
         for key, value in step.inputs.items():

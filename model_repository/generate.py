@@ -6,6 +6,13 @@
       tensorrt_llm/     config.pbtxt  1/model.py    the steps
       postprocessing/   config.pbtxt  1/model.py    tokens to text
 
+and, in the `staged` layout, what `tensorrt_llm` calls for each step:
+
+      speculative_step/   config.pbtxt  1/          an ensemble of the three
+      tree_construction/  config.pbtxt  1/model.py  the drafter
+      verification/       config.pbtxt  1/model.py  the target and its cache
+      acceptance/         config.pbtxt  1/model.py  which nodes are kept
+
 The model.py files only name a class of this package, so furcate must be installed where Triton runs; the engine is
 found through a path relative to the repository.
 """
@@ -18,7 +25,16 @@ from typing import Any
 from furcate.builder.config import Layout
 from furcate.builder.errors import ConfigError
 from furcate.builder.staging import check_output, staged
+from furcate.decoding.staged_rules import check_staged
 from furcate.model_repository import config_message
+from furcate.model_repository.staged_tables import (
+    ACCEPTANCE,
+    SPECULATIVE_STEP,
+    SPECULATIVE_STEP_STEPS,
+    STAGES,
+    TREE_CONSTRUCTION,
+    VERIFICATION,
+)
 from furcate.model_repository.tables import ENSEMBLE, ENSEMBLE_STEPS, POSTPROCESSING, PREPROCESSING, TENSORRT_LLM
 
 LIVE_REQUESTS_PER_ROW = 4
@@ -28,8 +44,13 @@ place too. Further ones wait in order."""
 
 _MODEL_FILE = '''"""Written by furcate; the model is furcate.model_repository.{module}."""
 
-from furcate.model_repository.{module} import TritonPythonModel as TritonPythonModel
+from furcate.model_repository.{module} import {model} as TritonPythonModel
 '''
+_STAGE_MODELS = {
+    TREE_CONSTRUCTION.name: ("triton_stages", "TreeConstructionModel"),
+    VERIFICATION.name: ("triton_stages", "VerificationModel"),
+    ACCEPTANCE.name: ("triton_stages", "AcceptanceModel"),
+}
 
 
 def write_repository(
@@ -45,7 +66,8 @@ def write_repository(
     `max_batch_size` requests make a step (default: as many as the engine allows); further ones take turns with them, and
     the rest wait in order. Raises ConfigError and BuildError.
     """
-    num_rows = _num_rows(engine_dir, max_batch_size)
+    manifest = _manifest(engine_dir)
+    num_rows = _num_rows(manifest, max_batch_size)
     check_output(output, may_replace=may_replace)
     relative = os.path.relpath(engine_dir.resolve(), output.resolve())
     configs = {
@@ -63,36 +85,63 @@ def write_repository(
         ),
         ENSEMBLE.name: config_message.ensemble_config(ENSEMBLE, ENSEMBLE_STEPS, max_batch_size=num_rows),
     }
-    modules = {
-        PREPROCESSING.name: "triton_preprocessing",
-        TENSORRT_LLM.name: f"triton_{layout.value}",
-        POSTPROCESSING.name: "triton_postprocessing",
+    models = {
+        PREPROCESSING.name: ("triton_preprocessing", "TritonPythonModel"),
+        TENSORRT_LLM.name: (f"triton_{layout.value}", "TritonPythonModel"),
+        POSTPROCESSING.name: ("triton_postprocessing", "TritonPythonModel"),
     }
-    _write(output, configs, modules)
+    if layout is Layout.STAGED:
+        kinds = [head["kind"] for head in (manifest.get("head"), *manifest.get("more_heads", ())) if head is not None]
+        check_staged(manifest["acceptance"], kinds, is_adaptive=manifest["is_adaptive"])
+        configs |= _stage_configs(num_rows, relative)
+        models |= _STAGE_MODELS
+    _write(output, configs, models)
     return output
 
 
-def _num_rows(engine_dir: Path, max_batch_size: int | None) -> int:
+def _stage_configs(num_rows: int, relative: str) -> dict[str, Any]:
+    parameters = {"engine_dir": relative}
+    return {
+        SPECULATIVE_STEP.name: config_message.ensemble_config(
+            SPECULATIVE_STEP, SPECULATIVE_STEP_STEPS, max_batch_size=num_rows, is_decoupled=False
+        ),
+        **{
+            table.name: config_message.python_config(
+                table, max_batch_size=num_rows, parameters=parameters, picks_device=table is not ACCEPTANCE
+            )
+            for table in STAGES
+        },
+    }
+
+
+def _manifest(engine_dir: Path) -> dict[str, Any]:
     manifest_path = engine_dir / "manifest.json"
     try:
-        limit = int(json.loads(manifest_path.read_text())["max_batch_size"])
-    except (OSError, ValueError, KeyError) as error:
+        manifest = json.loads(manifest_path.read_text())
+        int(manifest["max_batch_size"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"'{engine_dir}' is no engine directory: {manifest_path.name} cannot be read ({type(error).__name__});"
             " build one with build_engine."
         ) from None
+    return manifest
+
+
+def _num_rows(manifest: dict[str, Any], max_batch_size: int | None) -> int:
+    limit = int(manifest["max_batch_size"])
     num_rows = limit if max_batch_size is None else max_batch_size
     if not 1 <= num_rows <= limit:
         raise ConfigError(f"max_batch_size is {num_rows}, but this engine allows 1 to {limit}.")
     return num_rows
 
 
-def _write(output: Path, configs: dict[str, Any], modules: dict[str, str]) -> None:
-    """Writes each model's config message and, where it has one, the module its model.py names."""
+def _write(output: Path, configs: dict[str, Any], models: dict[str, tuple[str, str]]) -> None:
+    """Writes each model's config message and, where it has one, a model.py that names its module and class."""
     with staged(output) as directory:
         for name, config in configs.items():
             version = directory / name / "1"
             version.mkdir(parents=True)
             (directory / name / "config.pbtxt").write_text(config_message.text_from_config(config))
-            if name in modules:
-                (version / "model.py").write_text(_MODEL_FILE.format(module=modules[name]))
+            if name in models:
+                module, model = models[name]
+                (version / "model.py").write_text(_MODEL_FILE.format(module=module, model=model))

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 FURCATE = [sys.executable, "-m", "furcate.client.cli"]
@@ -20,9 +20,10 @@ PATIENCE_S = 90.0
 class Served:
     """A `furcate serve` process whose output grows in `output`; made once it has said how to try it (or ended)."""
 
-    def __init__(self, repository: Path, *arguments: str) -> None:
+    def __init__(self, repository: Path, *arguments: str, prefix: Sequence[str] = ()) -> None:
+        """`prefix` begins a command that becomes this one."""
         self.process = subprocess.Popen(
-            [*FURCATE, "serve", str(repository), *arguments],
+            [*prefix, *FURCATE, "serve", str(repository), *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
