@@ -64,7 +64,7 @@ def run(arguments: Sequence[str]) -> None:
         from furcate.client.api.running import serve
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"The front end needs '{error.name}'; install furcate with its server extra: pip install 'furcate[server]'."
+            f"The front end needs '{error.name}'; install furcate with its api extra: pip install 'furcate[api]'."
         ) from None
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("httpx2").setLevel(logging.WARNING)
