@@ -3,7 +3,10 @@
 import json
 import os
 import signal
+import threading
+import urllib.request
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -26,13 +29,44 @@ def log_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("log") / "events.jsonl"
 
 
+class Collector(ThreadingHTTPServer):
+    """An OpenTelemetry collector that keeps what it is sent."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Collecting)
+        self.bodies: list[bytes] = []
+
+
+class Collecting(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        assert isinstance(self.server, Collector)
+        self.server.bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    with Collector() as collector:
+        thread = threading.Thread(target=collector.serve_forever)
+        thread.start()
+        yield collector
+        collector.shutdown()
+        thread.join()
+
+
 @pytest.fixture(scope="module")
 def served(
-    tiny_engine: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory, log_file: Path
+    tiny_engine: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory, log_file: Path, collector: Collector
 ) -> Iterator[Served]:
     root = tmp_path_factory.mktemp("supervised")
     repository = write_repository(root / "repository", engine_dir=tiny_engine("eagle3"))
-    served = Served(repository, *AUTO, *WATCHFUL, "--json-log", str(log_file), "--log-file", str(root / "triton.log"))
+    logs = ["--json-log", str(log_file), "--log-file", str(root / "triton.log")]
+    trace_url = f"http://127.0.0.1:{collector.server_port}/v1/traces"
+    served = Served(repository, *AUTO, *WATCHFUL, *logs, "--trace-url", trace_url)
     yield served
     served.end()
 
@@ -45,6 +79,21 @@ def assert_serves_again(served: Served) -> None:
             return False
 
     wait_until(answers, "an answer")
+
+
+def test_traces_of_every_model_reach_the_collector_under_the_caller_s_id(served: Served, collector: Collector) -> None:
+    trace_id = "4bf92f3577b34da6a3ce929d0e0e4736"
+    body = json.dumps({"text_input": "Hello", "max_tokens": 3}).encode()
+    headers = {"traceparent": f"00-{trace_id}-00f067aa0ba902b7-01"}
+    url = f"{served.address('HTTP')}/v2/models/ensemble/generate"
+    with urllib.request.urlopen(urllib.request.Request(url, data=body, headers=headers), timeout=DEADLINE_S):
+        pass
+
+    def has_spans() -> bool:
+        mine = b"".join(sent for sent in collector.bodies if bytes.fromhex(trace_id) in sent)
+        return all(name in mine for name in (b"ensemble", b"preprocessing", b"tensorrt_llm", b"postprocessing"))
+
+    wait_until(has_spans, "the request's spans")
 
 
 def test_a_model_killed_in_mid_stream_is_an_error_and_then_serves_again(served: Served) -> None:

@@ -8,6 +8,7 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
+from furcate.builder.config import Layout
 from furcate.builder.errors import ConfigError
 from furcate.model_repository.generate import write_repository
 
@@ -72,4 +73,34 @@ def test_no_engine_and_too_many_rows_are_refused(engine: Path, tmp_path: Path) -
         write_repository(tmp_path / "repository", engine_dir=tmp_path)
     with pytest.raises(ConfigError, match="max_batch_size is 33, but this engine allows 1 to 32"):
         write_repository(tmp_path / "repository", engine_dir=engine, max_batch_size=33)
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_staged_layout_adds_a_model_for_each_stage_and_their_ensemble(engine: Path, tmp_path: Path) -> None:
+    fused = write_repository(tmp_path / "fused", engine_dir=engine)
+    repository = write_repository(tmp_path / "staged", engine_dir=engine, layout=Layout.STAGED)
+    added = set(os.listdir(repository)) - set(os.listdir(fused))
+    assert added == {"speculative_step", "tree_construction", "verification", "acceptance"}
+    for name in ("ensemble", "preprocessing", "postprocessing"):
+        assert config_of(repository, name) == config_of(fused, name)
+    steps = config_of(repository, "speculative_step")
+    assert [step.model_name for step in steps.ensemble_scheduling.step] == [
+        "tree_construction",
+        "verification",
+        "acceptance",
+    ]
+    assert not steps.model_transaction_policy.decoupled
+    given = {tensor.name for tensor in steps.input}
+    for step in steps.ensemble_scheduling.step:
+        required = {tensor.name for tensor in config_of(repository, step.model_name).input if not tensor.optional}
+        assert set(step.input_map) == required
+        assert set(step.input_map.values()) <= given
+        given |= set(step.output_map.values())
+    assert {tensor.name for tensor in steps.output} <= given
+
+
+def test_an_engine_that_cannot_be_staged_writes_nothing(tiny_engine: Callable[..., Path], tmp_path: Path) -> None:
+    adaptive = tiny_engine("eagle3", adaptive=True)
+    with pytest.raises(ConfigError, match="layout staged drafts the same tree in every step"):
+        write_repository(tmp_path / "staged", engine_dir=adaptive, layout=Layout.STAGED)
     assert os.listdir(tmp_path) == []

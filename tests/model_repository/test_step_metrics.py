@@ -77,6 +77,14 @@ def test_gauges_follow_the_requests(scheduler: Scheduler, steps: ObservedSteps) 
     assert gauges["furcate_live_requests", None] == gauges["furcate_pages_allocated", None] == 0
 
 
+def test_every_metric_has_its_row_in_the_documents() -> None:
+    document = (Path(__file__).parents[2] / "docs/operations.md").read_text()
+    rows = [
+        f"| `{metric.name}` | {metric.kind.value} | {metric.label or ''} | {metric.meaning} |" for metric in METRICS
+    ]
+    assert "\n".join(rows) in document
+
+
 def test_names_follow_prometheus_conventions() -> None:
     for metric in METRICS:
         is_counter = metric.kind is MetricKind.COUNTER
