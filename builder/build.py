@@ -25,6 +25,14 @@ from furcate.builder.engine import (
     installed_versions,
 )
 from furcate.builder.errors import ConfigError
+from furcate.builder.few_bits import (
+    EngineWeights,
+    bits_per_weight,
+    check_few_bits,
+    kept_in_few_bits,
+    plain_weights,
+    weight_format,
+)
 from furcate.builder.merged_tree_config import parse_trees
 from furcate.builder.network.spec import HeadSpec
 from furcate.builder.staging import check_output, staged
@@ -70,6 +78,7 @@ def build_engine(config: BuildConfig, progress: Progress | None = None) -> Build
         usable_tensorrt(check_tensorrt_config(config))
     check_output(config.output, may_replace=config.overwrite)
     target = read_target(config.target, allows_pickle=config.allow_pickle, progress=progress.stage)
+    check_few_bits(config, target)
     if config.head:
         progress.stage("reading head")
     heads = _read_heads(config, target)
@@ -81,11 +90,12 @@ def build_engine(config: BuildConfig, progress: Progress | None = None) -> Build
         weights, head_specs = _engine_weights(config, target, heads, progress)
         if config.executor is Executor.TORCH:
             progress.stage("writing weights")
-            save_file(weights, directory / WEIGHTS_FILE)
+            save_file(plain_weights(weights), directory / WEIGHTS_FILE)
         has_chat_template = save_tokenizer(target, directory / "tokenizer")
         manifest = _manifest(config, target, heads, tree, has_chat_template)
         if heads:
             manifest = replace(manifest, head=head_specs[0], more_heads=tuple(head_specs[1:]))
+        manifest = replace(manifest, weight_format=weight_format(weights.values()))
         if config.executor is Executor.TENSORRT:
             manifest = write_plans(directory, config, manifest, weights, progress)
         (directory / "config.json").write_text(json.dumps(trtllm_config(manifest), indent=2))
@@ -95,7 +105,7 @@ def build_engine(config: BuildConfig, progress: Progress | None = None) -> Build
         manifest = replace(manifest, files=hashes)
         (directory / MANIFEST_FILE).write_text(manifest.to_json())
     num_bytes = sum(path.stat().st_size for path in config.output.rglob("*") if path.is_file())
-    warnings = tuple(warning for head in heads for warning in head.warnings)
+    warnings = tuple(warning for checkpoint in (target, *heads) for warning in checkpoint.warnings)
     return BuildResult(config.output, manifest, num_bytes, warnings)
 
 
@@ -120,7 +130,8 @@ def plan_dry_run(config: BuildConfig) -> DryRun:
         shapes |= {f"head.{name}": shape for name, shape in shapes_of(head.weights).items()}
         if not head.spec.owns_lm_head:
             shapes["head.lm_head.weight"] = (_draft_size(config, head.spec.vocab_size), target.spec.hidden_size)
-    return DryRun(manifest=manifest, gpu=gpu, tp_size=config.tensorrt.tp_size, shapes=shapes)
+    bits = {f"target.{name}": value for name, value in bits_per_weight(target).items()}
+    return DryRun(manifest=manifest, gpu=gpu, tp_size=config.tensorrt.tp_size, shapes=shapes, bits=bits)
 
 
 def _draft_size(config: BuildConfig, vocab_size: int) -> int:
@@ -156,15 +167,16 @@ def _check_config(config: BuildConfig) -> None:
 
 def _engine_weights(
     config: BuildConfig, target: TargetCheckpoint, heads: list[HeadCheckpoint], progress: Progress
-) -> tuple[dict[str, Tensor], list[HeadSpec]]:
+) -> tuple[EngineWeights, list[HeadSpec]]:
     dtype = DTYPES[config.dtype]
     names = len(target.weights) + sum(len(head.weights) for head in heads)
     progress.stage(f"converting weights to {config.dtype.value}", names)
-    weights: dict[str, Tensor] = {}
+    weights: EngineWeights = {}
     sources = {"target": target.weights} | {head_prefix(place): head.weights for place, head in enumerate(heads)}
     for prefix, tensors in sources.items():
-        for name, tensor in tensors.items():
-            weights[f"{prefix}.{name}"] = (tensor.to(dtype) if tensor.is_floating_point() else tensor).contiguous()
+        for name in tensors:
+            kept = kept_in_few_bits(config, target, name) if prefix == "target" else None
+            weights[f"{prefix}.{name}"] = kept or _converted(tensors[name], dtype)
             progress.advance()
     if config.draft_vocabulary is not None and heads and all(head.spec.owns_lm_head for head in heads):
         raise ConfigError(
@@ -174,7 +186,7 @@ def _engine_weights(
     return weights, specs
 
 
-def _with_draft_vocabulary(config: BuildConfig, place: int, spec: HeadSpec, weights: dict[str, Tensor]) -> HeadSpec:
+def _with_draft_vocabulary(config: BuildConfig, place: int, spec: HeadSpec, weights: EngineWeights) -> HeadSpec:
     """The head at this place with the vocabulary it may propose from; `weights` take in what it needs to know it."""
     if spec.owns_lm_head:
         return spec
@@ -185,6 +197,10 @@ def _with_draft_vocabulary(config: BuildConfig, place: int, spec: HeadSpec, weig
         return spec
     weights[f"{head_prefix(place)}.draft_token_ids"] = torch.arange(size)
     return replace(spec, draft_vocab_size=size)
+
+
+def _converted(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return (tensor.to(dtype) if tensor.is_floating_point() else tensor).contiguous()
 
 
 def _manifest(

@@ -10,26 +10,36 @@ from rich.table import Table
 from rich.text import Text
 
 from furcate.builder.engine import Manifest
+from furcate.builder.few_bits import num_bytes
 from furcate.builder.gpus import Gpu
-from furcate.builder.memory_plan import MemoryPlan, memory_plan
+from furcate.builder.memory_plan import ELEMENT_BYTES, MemoryPlan, WeightBytes, memory_plan
 from furcate.builder.tensorrt_engine import NUM_SPLITS, engine_buckets
 from furcate.builder.tensorrt_profiles import Profile, all_profiles
 
 
 @dataclass(frozen=True, kw_only=True)
 class DryRun:
-    """What a build would make. `shapes` are the named weights'."""
+    """What a build would make. `shapes` are the named weights', `bits` what those kept in few bits take each."""
 
     manifest: Manifest
     gpu: Gpu
     tp_size: int
     shapes: dict[str, tuple[int, ...]]
+    bits: dict[str, float]
 
     @property
     def memory(self) -> MemoryPlan:
         """The memory plan of one GPU."""
         splits = NUM_SPLITS[self.gpu.arch]
-        return memory_plan(self.manifest, self.gpu, self.shapes, splits, self.tp_size)
+        return memory_plan(self.manifest, self.gpu, self.weight_bytes, splits, self.tp_size)
+
+    @property
+    def weight_bytes(self) -> WeightBytes:
+        """What the weights take in the engine's dtype or in few bits."""
+        plain = 8 * ELEMENT_BYTES[self.manifest.dtype.value]
+        return WeightBytes.of(
+            {name: (shape, num_bytes(shape, self.bits.get(name, plain))) for name, shape in self.shapes.items()}
+        )
 
     @property
     def profiles(self) -> list[Profile]:
@@ -71,13 +81,13 @@ def _memory(run: DryRun) -> Table:
     table = Table("memory", "GiB", "", title=f"memory of {where}, {run.gpu.memory_bytes / 1e9:.0f} GB")
     rows = [
         ("usable", plan.usable_bytes, "94% of the data sheet's"),
-        ("weights", plan.weight_bytes, manifest.dtype.value),
+        ("weights", plan.weight_bytes, manifest.dtype.value + (", quantised as stored" if run.bits else "")),
         ("K/V pool", plan.pool_bytes, f"{manifest.max_pool_tokens} tokens"),
         ("activations", plan.activation_bytes, "an upper estimate"),
         ("left", plan.left_bytes, "does not fit" if plan.left_bytes < 0 else ""),
     ]
-    for name, num_bytes, note in rows:
-        table.add_row(name, f"{num_bytes / 2**30:.2f}", note)
+    for name, size, note in rows:
+        table.add_row(name, f"{size / 2**30:.2f}", note)
     fit = f"{plan.sequences_that_fit} of {manifest.max_context_tokens} tokens"
     table.add_row(
         "sequences", fit, f"fit beside weights and activations; --max-batch-size is {manifest.max_batch_size}"

@@ -68,6 +68,8 @@ class Manifest:
     """What `furcate tune` measured on the device it ran on; None before."""
     sources: dict[str, str]
     files: dict[str, str]
+    weight_format: str | None = None
+    """fp8, int4 or mixed: how quantised weights are kept; None where all are of `dtype`."""
     tensorrt: TensorRTRecord | None = None
     """The plans of a TensorRT engine; None for the torch executor."""
 
@@ -91,10 +93,10 @@ class Manifest:
         """The target's taps (input-of-layer convention), head after head; empty without one."""
         return tuple(layer for head in self.heads for layer in head.feature_layers)
 
-    def kv_bytes_per_token(self) -> int:
-        """Bytes of K/V cache one committed token takes, target and heads together."""
+    def kv_bytes_per_token(self, num_ranks: int = 1) -> int:
+        """Bytes of K/V cache one committed token takes on rank 0, target and heads together: ranks divide the target's alone."""
         size = 4 if self.dtype is DataType.FLOAT32 else 2
-        own = self.target.num_layers * self.target.num_kv_heads * self.target.head_dim
+        own = self.target.num_layers * self.target.num_kv_heads * self.target.head_dim // num_ranks
         decoders = [head.decoder for head in self.heads if head.decoder is not None]
         drafted = sum(decoder.num_layers * decoder.num_kv_heads * decoder.head_dim for decoder in decoders)
         return 2 * size * (own + drafted)

@@ -6,7 +6,6 @@ Axes: B batch, N nodes, V vocabulary, H hidden, S splits, D head_dim.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 
 from furcate.builder.engine import Manifest
 from furcate.builder.gpus import Gpu
@@ -39,22 +38,32 @@ class MemoryPlan:
         return max(0, (self.left_bytes + self.pool_bytes) // self.bytes_per_sequence)
 
 
-def memory_plan(
-    manifest: Manifest, gpu: Gpu, shapes: dict[str, tuple[int, ...]], num_splits: int, tp_size: int
-) -> MemoryPlan:
-    """The plan of an engine whose named weights have `shapes`; with tensor parallelism, of one rank."""
+@dataclass(frozen=True, kw_only=True)
+class WeightBytes:
+    """Bytes of the weights that ranks divide (the layers' matrices), and of those whole on every rank."""
+
+    divided: int
+    whole: int
+
+    @classmethod
+    def of(cls, weights: dict[str, tuple[tuple[int, ...], int]]) -> WeightBytes:
+        """Of named weights: their shapes and bytes."""
+        divided = sum(
+            size for name, (shape, size) in weights.items() if name.startswith("target.layers.") and len(shape) == 2
+        )
+        return cls(divided=divided, whole=sum(size for _, size in weights.values()) - divided)
+
+
+def memory_plan(manifest: Manifest, gpu: Gpu, weights: WeightBytes, num_splits: int, tp_size: int) -> MemoryPlan:
+    """The plan of an engine with these weights; with tensor parallelism, of one rank."""
     size = ELEMENT_BYTES[manifest.dtype.value]
     target = manifest.target
-    # Embedding, lm_head, norms and heads are whole on every rank; the layers' matrices are divided.
-    divided = sum(
-        prod(shape) for name, shape in shapes.items() if name.startswith("target.layers.") and len(shape) == 2
-    )
-    whole = sum(prod(shape) for shape in shapes.values()) - divided
-    per_token = manifest.kv_bytes_per_token() // tp_size
+    per_token = manifest.kv_bytes_per_token(tp_size)
     return MemoryPlan(
         usable_bytes=int(gpu.memory_bytes * USABLE_FRACTION),
-        weight_bytes=size * (whole + divided // tp_size),
-        pool_bytes=per_token * manifest.max_pool_tokens,
+        weight_bytes=weights.whole + weights.divided // tp_size,
+        # One page more than sequences may have: see decoding/executors/executor.py.
+        pool_bytes=per_token * (manifest.max_pool_tokens + manifest.page_size),
         activation_bytes=max(
             activation_bytes(target, manifest.max_batch_size * manifest.tree.budget, size, num_splits, tp_size),
             activation_bytes(target, manifest.prefill_chunk_tokens, size, num_splits, tp_size),

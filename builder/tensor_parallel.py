@@ -14,7 +14,10 @@ from torch import Tensor
 
 from furcate.builder.engine import Manifest
 from furcate.builder.errors import ConfigError
+from furcate.builder.network.quantised import QuantisedWeight
 from furcate.builder.network.spec import DecoderSpec
+
+Weight = Tensor | QuantisedWeight
 
 
 def check_parallel(manifest: Manifest, num_ranks: int) -> None:
@@ -39,20 +42,34 @@ def rank_spec(spec: DecoderSpec, num_ranks: int) -> DecoderSpec:
     )
 
 
-def rank_weights(spec: DecoderSpec, weights: Mapping[str, Tensor], rank: int, num_ranks: int) -> dict[str, Tensor]:
+def rank_weights(spec: DecoderSpec, weights: Mapping[str, Weight], rank: int, num_ranks: int) -> dict[str, Weight]:
     """The named weights of one rank; all of them, unchanged, where there is one rank."""
     if num_ranks == 1:
         return dict(weights)
-    return {name: _part(spec, name, tensor, rank, num_ranks) for name, tensor in weights.items()}
+    return {name: _part(spec, name, weight, rank, num_ranks) for name, weight in weights.items()}
 
 
-def _part(spec: DecoderSpec, name: str, tensor: Tensor, rank: int, num_ranks: int) -> Tensor:
+def _part(spec: DecoderSpec, name: str, weight: Weight, rank: int, num_ranks: int) -> Weight:
     module = name.rsplit(".", 2)[-2] if name.count(".") > 1 else ""
-    if module == "qkv":
-        rows = [spec.num_query_heads * spec.head_dim, *[spec.num_kv_heads * spec.head_dim] * 2]
-        return torch.cat([part.chunk(num_ranks)[rank] for part in tensor.split(rows)])
-    if module == "gate_up":
-        return torch.cat([half.chunk(num_ranks)[rank] for half in tensor.chunk(2)])
-    if module in ("o", "down") and tensor.ndim == 2:
-        return tensor.chunk(num_ranks, dim=1)[rank].contiguous()
-    return tensor
+    if module in ("qkv", "gate_up"):
+        kv_rows = spec.num_kv_heads * spec.head_dim
+        qkv_rows = [spec.num_query_heads * spec.head_dim, kv_rows, kv_rows]
+
+        def own_rows(tensor: Tensor) -> Tensor:
+            parts = tensor.split(qkv_rows) if module == "qkv" else tensor.chunk(2)
+            return torch.cat([part.chunk(num_ranks)[rank] for part in parts])
+
+        return own_rows(weight) if isinstance(weight, Tensor) else weight.by_rows(own_rows)
+    if module in ("o", "down") and len(weight.shape) == 2:
+        return _own_columns(weight, rank, num_ranks)
+    return weight
+
+
+def _own_columns(weight: Weight, rank: int, num_ranks: int) -> Weight:
+    if not isinstance(weight, Tensor):
+        kept = weight.columns_of_rank(rank, num_ranks)
+        if kept is not None:
+            return kept
+        # The ranks' border would cut a block of int4 columns: plain numbers then.
+        weight = weight.dequantised()
+    return weight.chunk(num_ranks, dim=1)[rank].contiguous()

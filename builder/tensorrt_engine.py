@@ -18,6 +18,7 @@ from torch import Tensor
 from furcate.builder.config import BuildConfig, DataType
 from furcate.builder.engine import WEIGHTS_FILE, Manifest
 from furcate.builder.errors import BuildError, ConfigError
+from furcate.builder.few_bits import EngineWeights, plain_weights
 from furcate.builder.gpus import Gpu, gpu_named
 from furcate.builder.network.rope import rope_table
 from furcate.builder.network.spec import DecoderSpec, HeadKind
@@ -104,7 +105,7 @@ def engine_buckets(manifest: Manifest, is_head: bool = False) -> Buckets:
 
 
 def write_plans(
-    directory: Path, config: BuildConfig, manifest: Manifest, weights: dict[str, Tensor], progress: Any
+    directory: Path, config: BuildConfig, manifest: Manifest, weights: EngineWeights, progress: Any
 ) -> Manifest:
     """The manifest with its plans' record, after the plans and rank0.safetensors were written to `directory`."""
     gpu = check_tensorrt_config(config)
@@ -127,7 +128,7 @@ def write_plans(
         else:
             (directory / file).write_bytes(plan)
         bindings.setdefault(emitted.name, bindings_of(emitted))
-    kept = weights if config.tensorrt.strip_weights else kept_weights(weights, context)
+    kept = plain_weights(weights) if config.tensorrt.strip_weights else kept_weights(weights, context)
     save_file(kept, directory / WEIGHTS_FILE)
     return replace(manifest, tensorrt=plan_record(context, config.tensorrt, gpu, bindings))
 
@@ -168,10 +169,14 @@ def shared_tables(manifest: Manifest) -> dict[str, tuple[int, int]]:
     return dict.fromkeys(sorted(names), (spec.vocab_size, spec.hidden_size))
 
 
-def emit_networks(builder: Any, context: EmissionContext, manifest: Manifest, weights: dict[str, Tensor]):
+def emit_networks(builder: Any, context: EmissionContext, manifest: Manifest, weights: EngineWeights):
     """(file name, emitted network) of every plan, one at a time: constants are freed as soon as a plan is written."""
     target = {name.removeprefix("target."): tensor for name, tensor in weights.items() if name.startswith("target.")}
-    head = {name.removeprefix("head."): tensor for name, tensor in weights.items() if name.startswith("head.")}
+    head = {
+        name.removeprefix("head."): t
+        for name, t in weights.items()
+        if name.startswith("head.") and isinstance(t, Tensor)
+    }
     for rank in range(context.num_ranks):
         spec = rank_spec(manifest.target, context.num_ranks)
         own = rank_weights(manifest.target, target, rank, context.num_ranks)
@@ -183,19 +188,21 @@ def emit_networks(builder: Any, context: EmissionContext, manifest: Manifest, we
             yield f"rank0.{emitted.name}.engine", emitted
 
 
-def head_weights(manifest: Manifest, target: dict[str, Tensor], head: dict[str, Tensor]) -> dict[str, Tensor]:
+def head_weights(manifest: Manifest, target: EngineWeights, head: dict[str, Tensor]) -> dict[str, Tensor]:
     """The head's weights; with a draft vocabulary, its rows of the target's projection too."""
     own = {name: tensor for name, tensor in head.items() if name != "draft_token_ids"}
     assert manifest.head is not None
     if not manifest.head.owns_lm_head and "draft_token_ids" in head:
-        own[LM_HEAD] = target[EMBEDDING if manifest.target.is_tied else LM_HEAD][head["draft_token_ids"]]
+        table = target[EMBEDDING if manifest.target.is_tied else LM_HEAD]
+        assert isinstance(table, Tensor), "the target's tables are never kept in few bits"
+        own[LM_HEAD] = table[head["draft_token_ids"]]
     return own
 
 
-def kept_weights(weights: dict[str, Tensor], context: EmissionContext) -> dict[str, Tensor]:
+def kept_weights(weights: EngineWeights, context: EmissionContext) -> dict[str, Tensor]:
     """What no plan holds: the shared tables, under the names of the torch executor's weights, and the draft vocabulary."""
     names = [f"target.{table}" for table in context.shared_tables] + ["head.draft_token_ids"]
-    return {name: weights[name] for name in names if name in weights}
+    return plain_weights({name: weights[name] for name in names if name in weights})
 
 
 def plan_settings(config: BuildConfig, gpu: Gpu) -> PlanSettings:

@@ -25,13 +25,14 @@ from furcate.builder.network.heads import (
     medusa_logits,
 )
 from furcate.builder.network.inputs import PassInputs
+from furcate.builder.network.quantised import QuantisedWeight
 from furcate.builder.network.spec import DecoderSpec, HeadKind, HeadSpec
 from furcate.builder.ops.tensorrt import AttentionForm, EmissionSettings, TensorRTOps
 from furcate.builder.ops.tensorrt_graph import Graph
 from furcate.builder.ops.tensorrt_native import NativeAttention
 from furcate.builder.ops.tensorrt_plugin import PluginAttention, PluginSettings
 from furcate.builder.ops.tensorrt_versions import TensorRT
-from furcate.builder.ops.tensorrt_weights import NamedWeights, QuantisedWeight
+from furcate.builder.ops.tensorrt_weights import NamedWeights
 from furcate.builder.ops.torch import RopeTables
 
 Weights = Mapping[str, Tensor | QuantisedWeight]

@@ -43,6 +43,8 @@ SPECULATIVE_MODES = {
 
 Hydra has no mode of its own there: the engine is recognised as its target.
 """
+QUANT_ALGORITHMS = {None: None, "fp8": "FP8", "int4": "W4A16", "mixed": "MIXED_PRECISION"}
+"""QuantAlgo in quantization/mode.py. Weights alone are quantised here; it has no name for fp8 weights alone."""
 ACTIVATIONS = {Activation.SILU: "silu", Activation.GELU_TANH: "gelu_pytorch_tanh"}
 
 
@@ -58,6 +60,7 @@ def trtllm_config(manifest: Manifest) -> dict[str, Any]:
 def _pretrained_config(manifest: Manifest) -> dict[str, Any]:
     target, head = manifest.target, manifest.head
     config = _decoder_config(manifest, target, target.architecture)
+    config["quantization"]["quant_algo"] = QUANT_ALGORITHMS[manifest.weight_format]
     if head is None or head.kind not in ARCHITECTURES:
         return config
     config |= {"architecture": ARCHITECTURES[head.kind], "max_draft_len": manifest.tree.budget - 1}

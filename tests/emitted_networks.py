@@ -12,6 +12,7 @@ from torch import Tensor
 
 from furcate.builder.network.decoder import run_target
 from furcate.builder.network.inputs import PassInputs
+from furcate.builder.network.quantised import QuantisedWeight
 from furcate.builder.network.rope import rope_table
 from furcate.builder.network.spec import DecoderSpec
 from furcate.builder.ops.tensorrt_versions import TensorRT, installed_rtx
@@ -95,10 +96,15 @@ def random_tree(batch: int, num_nodes: int, vocabulary: int, seed: int) -> Nodes
 
 
 class TargetTwice:
-    """A target in both forms. `weights` are float32 named tensors."""
+    """A target in both forms. `weights` are float32 named tensors; `few_bits` those that are emitted quantised instead."""
 
     def __init__(
-        self, spec: DecoderSpec, weights: dict[str, Tensor], taps: tuple[int, ...] = (), batch: int = 2
+        self,
+        spec: DecoderSpec,
+        weights: dict[str, Tensor],
+        taps: tuple[int, ...] = (),
+        batch: int = 2,
+        few_bits: dict[str, QuantisedWeight] | None = None,
     ) -> None:
         self.spec, self.taps = spec, taps
         num_pages = batch * NUM_SLOTS // PAGE_SIZE
@@ -107,8 +113,10 @@ class TargetTwice:
         if spec.is_tied:
             self.ops.tie_lm_head()
         context = emission_context(spec)
-        self.emitted: EmittedNetwork = emit_target(new_builder(context.tensorrt), context, spec, weights, taps)
-        self.interpreter = NetworkInterpreter(context.tensorrt.module, self.emitted.network)
+        own = {**weights, **(few_bits or {})}
+        self.emitted: EmittedNetwork = emit_target(new_builder(context.tensorrt), context, spec, own, taps)
+        kept = self.emitted.graph.kept
+        self.interpreter = NetworkInterpreter(context.tensorrt.module, self.emitted.network, kept)
         self.caches = caches_of(self.interpreter, batch)
 
     def run(

@@ -4,7 +4,7 @@ Each layer kind's meaning is taken from NVIDIA's operator documentation, not fro
 network of ours contains are an error.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor
 
 TORCH_TYPES = {
     "FLOAT": torch.float32, "HALF": torch.float16, "BF16": torch.bfloat16, "INT32": torch.int32,
-    "INT64": torch.int64, "BOOL": torch.bool,
+    "INT64": torch.int64, "BOOL": torch.bool, "FP8": torch.float8_e4m3fn, "INT4": torch.int8,
 }  # fmt: skip
 BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "SUM": torch.add,
@@ -40,11 +40,17 @@ REDUCTIONS = {"AVG": torch.mean, "SUM": torch.sum}
 
 
 class NetworkInterpreter:
-    """Runs a network made with `trt` (tensorrt_rtx)."""
+    """Runs a network made with `trt` (tensorrt_rtx).
 
-    def __init__(self, trt: Any, network: Any) -> None:
+    `kept` is the memory of its constants, in order: numpy has no types for fp8 and int4, so the bindings do not show them.
+    """
+
+    def __init__(self, trt: Any, network: Any, kept: Sequence[Tensor] = ()) -> None:
         self.trt = trt
         self.network = network
+        layers = [network.get_layer(index) for index in range(network.num_layers)]
+        constants = [layer.name for layer in layers if layer.type.name == "CONSTANT"]
+        self.kept = dict(zip(constants, kept, strict=True)) if kept else {}
         self._masked: dict[str, bool] = {}
 
     @torch.inference_mode()
@@ -85,9 +91,30 @@ class NetworkInterpreter:
     def _constant(self, layer: Any) -> Tensor:
         layer = self._as(layer, "IConstantLayer")
         kind = layer.get_output(0).dtype.name
+        if kind in ("FP8", "INT4") and self.kept:
+            return self._few_bits(kind, self.kept[layer.name], tuple(layer.shape))
         assert kind not in ("BF16", "FP8", "INT4"), f"{layer.name}: numpy has no {kind}; evaluate the float32 network"
         value = torch.from_numpy(np.array(layer.weights, copy=True))
         return value.reshape(tuple(layer.shape))
+
+    def _few_bits(self, kind: str, value: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """float8 as it is; int4 as int8, two to a byte, the first in the low four bits (NVIDIA's documentation of INT4)."""
+        if kind == "FP8":
+            assert value.dtype == torch.float8_e4m3fn and value.numel() == np.prod(shape)
+            return value.reshape(shape)
+        assert value.dtype == torch.uint8 and 2 * value.numel() == np.prod(shape)
+        nibbles = torch.stack([value & 15, value >> 4], dim=-1).to(torch.int8).reshape(shape)
+        return torch.where(nibbles > 7, nibbles - 16, nibbles)
+
+    def _dequantize(self, layer: Any, x: Tensor, scale: Tensor) -> Tensor:
+        """x times its scale: one for all, one along an axis, or one a block of every axis."""
+        if scale.ndim == 1:
+            axis = self._as(layer, "IDequantizeLayer").axis
+            scale = scale.reshape([-1 if i == axis else 1 for i in range(x.ndim)])
+        elif scale.ndim == x.ndim:
+            for axis in range(x.ndim):
+                scale = scale.repeat_interleave(x.shape[axis] // scale.shape[axis], axis)
+        return x.to(scale.dtype) * scale
 
     def _cast(self, layer: Any, x: Tensor) -> Tensor:
         return x.to(TORCH_TYPES[self._as(layer, "ICastLayer").to_type.name])

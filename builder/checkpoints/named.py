@@ -10,6 +10,7 @@ from torch import Tensor
 
 from furcate.builder.checkpoints.stored import StoredTensor
 from furcate.builder.errors import CheckpointError
+from furcate.builder.network.quantised import QuantisedWeight, stacked
 
 _WEIGHT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -44,6 +45,24 @@ class NamedTensors(Mapping[str, Tensor]):
     def _load(self, part: Part) -> Tensor:
         tensor = self._stored[part.stored].load()
         return tensor if part.pick is None else part.pick(tensor)
+
+    def quantised(self, name: str) -> QuantisedWeight | None:
+        """The weight in the few bits that it is stored in; None where its parts are not all stored so, or not alike."""
+        parts = self._parts[name]
+        if isinstance(parts, Tensor) or any(part.pick is not None for part in parts):
+            return None
+        weights = [self._stored[part.stored].load_quantised() for part in parts]
+        found = [weight for weight in weights if weight is not None]
+        return stacked(found) if len(found) == len(weights) else None
+
+    def bits_per_weight(self, name: str) -> float | None:
+        """What the weight takes as it is stored in few bits, known without reading it; None where it is not."""
+        parts = self._parts[name]
+        if isinstance(parts, Tensor) or any(part.pick is not None for part in parts):
+            return None
+        bits = [self._stored[part.stored].bits_per_weight for part in parts]
+        found = [bit for bit in bits if bit is not None]
+        return max(found) if len(found) == len(bits) else None
 
     def shape(self, name: str) -> tuple[int, ...]:
         """A tensor's shape, known without reading it unless only a part of a stored one is taken."""

@@ -31,13 +31,6 @@ def refuse_unsupported(config: dict[str, Any], source: Path) -> None:
         raise CheckpointError(
             f"{source} is a multimodal model ({model_type}); give a directory with a text-only decoder."
         )
-    quantization = config.get("quantization_config")
-    if quantization:
-        method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
-        raise CheckpointError(
-            f"{source} is quantised ({method}); allowed are float32, float16 and bfloat16 weights, and GGUF files. "
-            "Dequantise it first."
-        )
     if model_type not in FAMILIES:
         raise CheckpointError(f"{source} is of model_type '{model_type}'; supported are {', '.join(FAMILIES)}.")
     _refuse_other_tasks(config, source)

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from furcate.builder.errors import CheckpointError
+from furcate.builder.network.quantised import QuantisedWeight
 
 _SAFETENSORS_DTYPES = {
     "F64": torch.float64,
@@ -40,12 +41,18 @@ _LFS_POINTER = b"version https://git-lfs"
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor of a checkpoint; `load` reads it (safetensors: maps it) in its stored dtype."""
+    """One tensor of a checkpoint; `load` reads it (safetensors: maps it) in its stored dtype.
+
+    `load_quantised` gives a quantised weight as it is stored; None where it is not one, or of no format that plans keep.
+    `bits_per_weight` is what such a weight takes, scales included, known without reading it.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     file: Path
     load: Callable[[], Tensor]
+    load_quantised: Callable[[], QuantisedWeight | None] = lambda: None
+    bits_per_weight: float | None = None
 
 
 def read_json(file: Path) -> dict[str, Any]:

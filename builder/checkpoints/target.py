@@ -1,4 +1,4 @@
-"""A target checkpoint, a Hugging Face directory or a GGUF file, in furcate's named-tensor form."""
+"""A target checkpoint, a Hugging Face directory (quantised or not) or a GGUF file, in furcate's named-tensor form."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -13,6 +13,7 @@ from furcate.builder.checkpoints.families import decoder_spec, token_ids
 from furcate.builder.checkpoints.gguf import gguf_model, gguf_tensors, is_gguf
 from furcate.builder.checkpoints.layers import IGNORED_BUFFERS, LayerPlan
 from furcate.builder.checkpoints.named import NamedTensors, Part, TensorPlan
+from furcate.builder.checkpoints.quantised import quantization_of, without_quantisation
 from furcate.builder.checkpoints.refusals import refuse_unsupported
 from furcate.builder.checkpoints.stored import StoredTensor, read_json, stored_tensors
 from furcate.builder.checkpoints.trtllm import is_trtllm, trtllm_target
@@ -22,6 +23,11 @@ from furcate.builder.network.spec import DecoderSpec
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 # Medusa's merged checkpoints carry their heads beside the target's tensors.
 _IGNORED = (*IGNORED_BUFFERS, r"medusa_head\..*")
+
+WEIGHT_ONLY = (
+    "the target is quantised: its weights' numbers are kept exactly, activations and K/V cache stay in the engine's dtype. The "
+    "torch executor dequantises the weights; TensorRT's plans keep fp8 and int4."
+)
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,8 @@ class TargetCheckpoint:
     tokenizer_dir: Path | None
     """Directory with the tokenizer's files; None for a GGUF file, whose tokenizer `gguf.gguf_tokenizer` gives."""
     source: Path
+    warnings: tuple[str, ...] = ()
+    """What its reader had to assume or leave out."""
 
 
 def read_target(
@@ -60,10 +68,14 @@ def _read_directory(path: Path, allows_pickle: bool) -> TargetCheckpoint:
         raise CheckpointError(f"{path} has no config.json but GGUF files; give the path of one of them.")
     raw, renamed = trtllm_target(path) if is_trtllm(path) else (read_json(path / "config.json"), None)
     refuse_unsupported(raw, path)
-    config = load_config(path, raw)
+    quantization = quantization_of(path, raw) if renamed is None else None
+    config = load_config(path, {**raw, "quantization_config": None})
     eos = _generation_eos(path) or token_ids(config.eos_token_id)
     spec = replace(decoder_spec(config, _architecture(config)), eos_token_ids=eos)
     stored = stored_tensors(path, allows_pickle=allows_pickle) if renamed is None else renamed
+    warnings = ()
+    if quantization is not None:
+        stored, warnings = without_quantisation(stored, path), (WEIGHT_ONLY,)
     spec = replace(spec, is_tied=_is_tied(spec, stored))
     has_tokenizer = any((path / name).is_file() for name in _TOKENIZER_FILES)
     return TargetCheckpoint(
@@ -72,12 +84,13 @@ def _read_directory(path: Path, allows_pickle: bool) -> TargetCheckpoint:
         source_dtype=stored["model.embed_tokens.weight"].dtype,
         tokenizer_dir=path if has_tokenizer else None,
         source=path,
+        warnings=warnings,
     )
 
 
 def _read_gguf(path: Path) -> TargetCheckpoint:
     model = gguf_model(path)
-    refuse_unsupported({**model.config.to_dict(), "quantization_config": None}, path)
+    refuse_unsupported(model.config.to_dict(), path)
     generation = model.generation_config
     eos = token_ids(None if generation is None else generation.eos_token_id) or token_ids(model.config.eos_token_id)
     spec = replace(decoder_spec(model.config, type(model).__name__), eos_token_ids=eos)

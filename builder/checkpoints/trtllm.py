@@ -1,8 +1,8 @@
 """TensorRT-LLM checkpoints (config.json and rank<R>.safetensors of its convert scripts) under Hugging Face's names.
 
 Their tensors are renamed and, for several ranks, put together again; every other reader then works as on a Hugging Face
-directory. Names as in github.com/NVIDIA/TensorRT-LLM, tensorrt_llm/models/llama/convert.py and models/medusa/weight.py: qkv is
-fused rank by rank, `mlp.fc` is the gate projection and `mlp.gate` the up projection.
+directory. Names as in github.com/NVIDIA/TensorRT-LLM, tensorrt_llm/models/llama/convert.py: qkv is fused rank by rank, `mlp.fc`
+is the gate projection and `mlp.gate` the up projection. Heads in such checkpoints are read by trtllm_heads.py.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ TOP_NAMES: dict[str, tuple[str, int | None]] = {
     "transformer.ln_f.weight": ("model.norm.weight", None),
     "lm_head.weight": ("lm_head.weight", 0),
 }
-_MEDUSA_BLOCK = re.compile(r"medusa_heads\.(\d+)\.medusa_layers\.(\d+)\.linear\.(weight|bias)")
-_MEDUSA_HEAD = re.compile(r"medusa_heads\.(\d+)\.lm_head\.weight")
+WITH_HEADS = ("MedusaForCausalLM", "EagleForCausalLM")
+"""Checkpoints that hold a target and its heads."""
+HEAD_PREFIXES = ("medusa_heads.", "eagle_nets.")
 
 
 def is_trtllm(path: Path) -> bool:
@@ -54,44 +55,30 @@ def trtllm_target(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
     """(config.json as Hugging Face writes it, stored tensors under Hugging Face's names). Raises CheckpointError."""
     config = read_json(path / "config.json")
     _refuse_unknown(config, path)
-    ranks = _ranks(config, path)
+    ranks = rank_files(config, path)
     renamed: dict[str, StoredTensor] = {}
     for name in ranks[0]:
-        if name.startswith("medusa_heads."):
-            continue
-        plain, axis, sizes = _target_name(name, config)
-        pieces = [rank[name] for rank in ranks]
-        renamed[plain] = _joined(pieces, axis, sizes)
-    return _hugging_face_config(config), renamed
-
-
-def trtllm_medusa(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
-    """(config.json of Medusa's own layout, stored tensors under its names). Raises CheckpointError where there are no heads."""
-    config = read_json(path / "config.json")
-    ranks = _ranks(config, path)
-    renamed = {}
-    for name in ranks[0]:
-        pieces = [rank[name] for rank in ranks]
-        block, head = _MEDUSA_BLOCK.fullmatch(name), _MEDUSA_HEAD.fullmatch(name)
-        if block is not None:
-            renamed[f"{block[1]}.{block[2]}.linear.{block[3]}"] = _joined(pieces, 0, None)
-        if head is not None:
-            renamed[f"{head[1]}.{config['num_medusa_layers']}.weight"] = _joined(pieces, 0, None)
-    if not renamed:
-        raise CheckpointError(
-            f"{path} is a TensorRT-LLM checkpoint of {config.get('architecture')} without Medusa heads; as --head, give a "
-            "MedusaForCausalLM checkpoint."
-        )
-    heads = {"medusa_num_heads": config["num_medusa_heads"], "medusa_num_layers": config["num_medusa_layers"]}
-    return heads, renamed
+        if not name.startswith(HEAD_PREFIXES):
+            plain, axis, sizes = hugging_face_name(name, config)
+            renamed[plain] = joined([rank[name] for rank in ranks], axis, sizes)
+    return hugging_face_config(config), renamed
 
 
 def _refuse_unknown(config: dict[str, Any], path: Path) -> None:
     architecture = config.get("architecture")
-    quantization = config.get("quantization") or {}
-    if architecture not in (*MODEL_TYPES, "MedusaForCausalLM"):
-        allowed = ", ".join((*MODEL_TYPES, "MedusaForCausalLM"))
+    if architecture not in (*MODEL_TYPES, *WITH_HEADS):
+        allowed = ", ".join((*MODEL_TYPES, *WITH_HEADS))
         raise CheckpointError(f"{path} is a TensorRT-LLM checkpoint of {architecture}; supported are {allowed}.")
+    if (config.get("moe") or {}).get("num_experts") or config.get("moe_num_experts"):
+        raise CheckpointError(f"{path} is a mixture of experts; give its Hugging Face checkpoint.")
+
+
+def rank_files(config: dict[str, Any], path: Path) -> list[dict[str, StoredTensor]]:
+    """The stored tensors of every rank, under TensorRT-LLM's names.
+
+    Raises CheckpointError for checkpoints that are quantised, or divided by layers.
+    """
+    quantization = config.get("quantization") or {}
     if quantization.get("quant_algo"):
         raise CheckpointError(
             f"{path} is quantised ({quantization['quant_algo']}); allowed are float32, float16 and bfloat16 checkpoints. "
@@ -99,16 +86,11 @@ def _refuse_unknown(config: dict[str, Any], path: Path) -> None:
         )
     if (config.get("mapping") or {}).get("pp_size", 1) > 1:
         raise CheckpointError(f"{path} is divided by layers (pp_size); convert it with pp_size 1.")
-    if (config.get("moe") or {}).get("num_experts") or config.get("moe_num_experts"):
-        raise CheckpointError(f"{path} is a mixture of experts; give its Hugging Face checkpoint.")
-
-
-def _ranks(config: dict[str, Any], path: Path) -> list[dict[str, StoredTensor]]:
     count = (config.get("mapping") or {}).get("tp_size", 1)
     return [stored_file(path / f"rank{rank}.safetensors") for rank in range(count)]
 
 
-def _target_name(name: str, config: dict[str, Any]) -> tuple[str, int | None, tuple[int, ...] | None]:
+def hugging_face_name(name: str, config: dict[str, Any]) -> tuple[str, int | None, tuple[int, ...] | None]:
     """(Hugging Face's name, axis divided among ranks, sizes of q, k and v within a rank of a fused tensor)."""
     if name in TOP_NAMES:
         return (*TOP_NAMES[name], None)
@@ -133,7 +115,7 @@ def _head_size(config: dict[str, Any]) -> int:
     return config.get("head_size") or config["hidden_size"] // config["num_attention_heads"]
 
 
-def _joined(pieces: list[StoredTensor], axis: int | None, sizes: tuple[int, ...] | None) -> StoredTensor:
+def joined(pieces: list[StoredTensor], axis: int | None, sizes: tuple[int, ...] | None) -> StoredTensor:
     """One tensor of the ranks' parts; with `sizes` each rank's q, k and v are put together with the others'."""
     first = pieces[0]
     if axis is None or len(pieces) == 1:
@@ -154,9 +136,10 @@ def _loader(pieces: list[StoredTensor], axis: int, sizes: tuple[int, ...] | None
     return load
 
 
-def _hugging_face_config(config: dict[str, Any]) -> dict[str, Any]:
+def hugging_face_config(config: dict[str, Any]) -> dict[str, Any]:
+    """config.json of a decoder as Hugging Face writes it."""
     architecture = config["architecture"]
-    if architecture == "MedusaForCausalLM":
+    if architecture in WITH_HEADS:
         architecture = "Qwen2ForCausalLM" if "qwen" in str(config.get("model_type", "")).lower() else "LlamaForCausalLM"
     scaling = dict(config.get("rotary_scaling") or {})
     kind = scaling.pop("rope_type", None) or scaling.pop("type", None) or "default"

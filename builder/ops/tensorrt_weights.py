@@ -6,42 +6,13 @@ A linear layer's weight may be quantised (weight-only): the constant is then in 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from furcate.builder.errors import BuildError
+from furcate.builder.network.quantised import QuantisedWeight
 from furcate.builder.ops.tensorrt_graph import Graph
-
-
-@dataclass(frozen=True)
-class QuantisedWeight:
-    """A weight [out, in] in fewer bits. weight = values * scales.
-
-    fp8: values float8_e4m3fn [out, in], scales float32 [1] (one for all) or [out].
-    int4: values uint8 [out, in / 2], the even column in the low four bits (two's complement); scales [out, in / block].
-    """
-
-    values: Tensor
-    scales: Tensor
-
-    @property
-    def is_int4(self) -> bool:
-        """Whether two weights share a byte."""
-        return self.values.dtype == torch.uint8
-
-    def dequantised(self) -> Tensor:
-        """The weight in float32 [out, in], as the layer computes with it."""
-        if not self.is_int4:
-            scales = self.scales.float()
-            return self.values.float() * (scales[:, None] if scales.numel() > 1 else scales)
-        low, high = (self.values & 15).to(torch.int8), (self.values >> 4).to(torch.int8)
-        signed = torch.stack([low, high], dim=-1).flatten(1)
-        signed = torch.where(signed > 7, signed - 16, signed).float()
-        block = signed.shape[1] // self.scales.shape[1]
-        return signed * self.scales.float().repeat_interleave(block, dim=1)
 
 
 class NamedWeights:
@@ -87,11 +58,10 @@ class NamedWeights:
 
     def _dequantise(self, name: str, weight: QuantisedWeight) -> Any:
         graph = self.graph
-        rows, columns = weight.values.shape[0], weight.values.shape[1] * (2 if weight.is_int4 else 1)
         scales = weight.scales.to(graph.dtype)
         # One scale for all is a scalar to TensorRT; blocks of int4 keep their two axes.
         scales = graph.constant(scales.squeeze() if scales.numel() == 1 else scales, f"{name}.scales")
-        values = self._packed(name, weight, (rows, columns))
+        values = self._packed(name, weight, weight.shape)
         layer = graph.network.add_dequantize(values, scales, graph.type_of(graph.dtype))
         if not weight.is_int4 and weight.scales.numel() > 1:
             layer.axis = 0

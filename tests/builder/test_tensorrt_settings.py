@@ -6,9 +6,10 @@ import pytest
 import torch
 from emitted_networks import new_builder, rtx
 
+from furcate.builder.network.quantised import QuantisedWeight
 from furcate.builder.ops.tensorrt import EmissionSettings, TensorRTOps
 from furcate.builder.ops.tensorrt_graph import Graph
-from furcate.builder.ops.tensorrt_weights import NamedWeights, QuantisedWeight
+from furcate.builder.ops.tensorrt_weights import NamedWeights
 from furcate.builder.tensorrt_build import (
     PlanSettings,
     apply_settings,

@@ -13,7 +13,8 @@ from furcate.builder.checkpoints.heads.hydra import read_hydra
 from furcate.builder.checkpoints.heads.medusa import read_medusa
 from furcate.builder.checkpoints.heads.source import HeadSource
 from furcate.builder.checkpoints.stored import StoredTensor, read_json, stored_tensors
-from furcate.builder.checkpoints.trtllm import is_trtllm, trtllm_medusa
+from furcate.builder.checkpoints.trtllm import is_trtllm
+from furcate.builder.checkpoints.trtllm_heads import trtllm_head
 from furcate.builder.errors import CheckpointError
 from furcate.builder.network.spec import DecoderSpec
 
@@ -32,7 +33,8 @@ def read_head(path: Path, *, target: DecoderSpec, allows_pickle: bool = False) -
     if not path.is_dir():
         raise CheckpointError(f"{path} is not a directory; give the directory with the head's config.json and weights.")
     if is_trtllm(path):
-        return read_medusa(HeadSource(path, *trtllm_medusa(path), target))
+        source = HeadSource(path, *trtllm_head(path), target)
+        return read_eagle(source) if "fc.weight" in source.stored else read_medusa(source)
     config = read_json(path / "config.json")
     if config.get("quantization_config"):
         raise CheckpointError(

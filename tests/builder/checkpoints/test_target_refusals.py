@@ -57,7 +57,7 @@ def llama(llama_files, tmp_path):
         ),
         ({"model_type": "qwen3_5", "text_config": {"layer_types": ["linear_attention"]}}, "hybrid or recurrent"),
         ({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}, "is a multimodal model"),
-        ({"quantization_config": {"quant_method": "gptq"}}, r"is quantised \(gptq\); allowed are float32, float16"),
+        ({"quantization_config": {"quant_method": "gptq"}}, r"is quantised \(gptq\); read are fp8 and int4 weights"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "is a LlamaForSequenceClassification; a causal"),
         ({"mlp_bias": True}, "mlp_bias: true; only MLPs without bias"),
         (

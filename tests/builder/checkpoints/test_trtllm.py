@@ -5,6 +5,7 @@ by rank, gate_proj under `mlp.fc`, up_proj under `mlp.gate`.
 """
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -65,9 +66,9 @@ def convert(source, output, ranks: int) -> None:
     rope = config["rope_parameters"]
     scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
     (output / "config.json").write_text(json.dumps({
-        "architecture": config["architectures"][0], "dtype": "float32", "vocab_size": 96, "hidden_size": 32,
-        "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "head_size": config.get("head_dim") or 8, "max_position_embeddings": 128, "norm_epsilon": config["rms_norm_eps"],
+        "architecture": config["architectures"][0], "dtype": "float32", "norm_epsilon": config["rms_norm_eps"],
+        **{name: config[name] for name in SIZES},
+        "head_size": config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"],
         "hidden_act": "silu", "attn_bias": False, "rotary_base": rope["rope_theta"],
         "rotary_scaling": None if scaling["rope_type"] == "default" else scaling,
         "tie_word_embeddings": config["tie_word_embeddings"], "mapping": {"world_size": ranks, "tp_size": ranks, "pp_size": 1},
@@ -118,6 +119,69 @@ def test_medusa_heads_of_two_ranks_are_put_together(tiny_target, tmp_path):
     parts = [load_file(tmp_path / "trtllm" / f"rank{rank}.safetensors") for rank in range(2)]
     stored = torch.cat([part["medusa_heads.1.medusa_layers.0.linear.weight"] for part in parts])
     torch.testing.assert_close(head.weights["heads.1.blocks.0.weight"], stored, rtol=0, atol=0)
+
+
+def eagle(source, output, ranks: int) -> None:
+    """What examples/eagle/convert_checkpoint.py adds for an EAGLE head in Hugging Face's layout, twice, for two draft passes."""
+    weights, config = load_file(source / "model.safetensors"), json.loads((source / "config.json").read_text())
+    for rank in range(ranks):
+        file = output / f"rank{rank}.safetensors"
+        theirs = load_file(file)
+        for net in range(2):
+            name, layer = f"eagle_nets.{net}.drafter", "layers.0"
+            theirs[f"{name}.fc.weight"] = part(weights["fc.weight"], rank, ranks)
+            theirs[f"{name}.fc.bias"] = part(weights["fc.bias"], rank, ranks)
+            projections = [part(weights[f"{layer}.self_attn.{p}_proj.weight"], rank, ranks) for p in "qkv"]
+            theirs[f"{name}.{layer}.attention.qkv.weight"] = torch.cat(projections)
+            rows = {"attention.dense": "self_attn.o_proj", "mlp.proj": "mlp.down_proj"}
+            for ours, hf in rows.items():
+                theirs[f"{name}.{layer}.{ours}.weight"] = part(weights[f"{layer}.{hf}.weight"], rank, ranks, 1)
+            columns = {"mlp.fc": "mlp.gate_proj", "mlp.gate": "mlp.up_proj"}
+            for ours, hf in columns.items():
+                theirs[f"{name}.{layer}.{ours}.weight"] = part(weights[f"{layer}.{hf}.weight"], rank, ranks)
+            theirs[f"{name}.{layer}.post_layernorm.weight"] = weights[f"{layer}.post_attention_layernorm.weight"]
+            theirs[f"{name}.vocab_embedding.weight"] = theirs["transformer.vocab_embedding.weight"].clone()
+            theirs[f"eagle_nets.{net}.lm_head.weight"] = theirs["lm_head.weight"].clone()
+        save_file({name: tensor.clone() for name, tensor in theirs.items()}, file)
+    file = output / "config.json"
+    base = json.loads(file.read_text())
+    shared = {
+        name: base[name] for name in ("dtype", "hidden_act", "rotary_base", "rotary_scaling", "mapping", "quantization")
+    }
+    own = {
+        "architecture": "LlamaForCausalLM", **shared, "norm_epsilon": config["rms_norm_eps"],
+        **{name: config[name] for name in (
+            "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+            "num_key_value_heads", "max_position_embeddings",
+        )},
+    }  # fmt: skip
+    file.write_text(
+        json.dumps({**base, "architecture": "EagleForCausalLM", "num_eagle_layers": 2, "eagle_net_config": own})
+    )
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_eagle_checkpoint_is_its_target_and_its_head(ranks, tiny_target, tiny_heads, tmp_path):
+    convert(tiny_target, tmp_path / "trtllm", ranks)
+    eagle(tiny_heads["eagle"], tmp_path / "trtllm", ranks)
+    source, target = read_target(tiny_target), read_target(tmp_path / "trtllm")
+    assert target.spec == replace(
+        source.spec, bos_token_id=target.spec.bos_token_id, eos_token_ids=target.spec.eos_token_ids
+    )
+    expected = read_head(tiny_heads["eagle"], target=target.spec)
+    head = read_head(tmp_path / "trtllm", target=target.spec)
+    embedding = source.weights["embed_tokens.weight"]
+    assert head.spec == replace(expected.spec, owns_embedding=True)
+    assert set(head.weights) == {*expected.weights, "embed_tokens.weight"}
+    for name in head.weights:
+        stored = embedding if name == "embed_tokens.weight" else expected.weights[name]
+        torch.testing.assert_close(head.weights[name], stored, rtol=0, atol=0)
+
+
+def test_a_checkpoint_without_heads_is_no_head(tiny_target, tmp_path):
+    convert(tiny_target, tmp_path / "trtllm", 1)
+    with pytest.raises(CheckpointError, match="of LlamaForCausalLM without Medusa heads or an EAGLE layer; as --head"):
+        read_head(tmp_path / "trtllm", target=read_target(tiny_target).spec)
 
 
 REFUSALS = [
