@@ -72,14 +72,18 @@ class Profile:
 
 
 def default_buckets(max_batch_size: int, tree_budget: int, prompt_tokens: int, max_pages: int) -> Buckets:
-    """Batches in steps of about two up to the largest; single nodes (plain decoding) and the whole tree."""
-    batches = tuple(step for step in BATCH_STEPS if step < max_batch_size)[-MAX_BATCH_BUCKETS + 1 :]
+    """The batch buckets; single nodes (plain decoding) and the whole tree."""
     return Buckets(
-        batch_sizes=(*batches, max_batch_size),
+        batch_sizes=batch_buckets(max_batch_size),
         tree_nodes=(1, tree_budget) if tree_budget > 1 else (1,),
         prompt_tokens=prompt_tokens,
         max_pages=max_pages,
     )
+
+
+def batch_buckets(max_batch_size: int) -> tuple[int, ...]:
+    """Batches in steps of about two up to the largest: what plans are tuned for, and what steps are captured for."""
+    return (*tuple(step for step in BATCH_STEPS if step < max_batch_size)[-MAX_BATCH_BUCKETS + 1 :], max_batch_size)
 
 
 def all_profiles(buckets: Buckets) -> list[Profile]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from furcate.builder.acceptance_config import Acceptance, resolve_acceptance
 from furcate.builder.network.inputs import PassInputs
 from furcate.builder.network.spec import HeadKind
+from furcate.builder.tensorrt_profiles import batch_buckets
 from furcate.builder.tree_config import TreeConfig, TreeKind
 from furcate.decoding.acceptance.accepted import Accepted
 from furcate.decoding.acceptor import DRAFT_KINDS, accept
@@ -23,12 +24,12 @@ from furcate.decoding.drafters.medusa import MedusaProposer
 from furcate.decoding.drafters.merged import MergedProposer
 from furcate.decoding.drafters.model import ModelProposer
 from furcate.decoding.drafters.proposer import Committed, DraftRows, Proposer
-from furcate.decoding.executors.executor import EngineExecutor
+from furcate.decoding.executors.executor import CommitRows, EngineExecutor
 from furcate.decoding.logits.log_probs import chosen_logits, path_log_probs
 from furcate.decoding.sampling import SamplingRows, choose
+from furcate.decoding.step_graphs import StepGraphs
 from furcate.decoding.tree import Tree, pack_mask
 from furcate.decoding.tree_shape import single_node_shape
-from furcate.plugins.cache_commit.op import cache_commit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,10 +106,23 @@ class Step:
         """Cache slots behind the committed tokens that a step may write."""
         self.on_step: Callable[[StepTrace], None] | None = None
         """Called with every step's trace (`furcate explain`)."""
+        self.graphs: StepGraphs | None = None
+        """Captured steps, on a GPU; None runs every step operation by operation."""
+        if executor.device.type == "cuda" and executor.is_capturable:
+            buckets = batch_buckets(executor.manifest.max_batch_size)
+            self.graphs = StepGraphs(executor, self.run_uncaptured, buckets, self.num_slots)
 
     @torch.inference_mode()
     def run(self, rows: StepRows) -> StepResult:
         """One step of every row; K/V of the accepted nodes is committed, the rest is left to be overwritten."""
+        if self.graphs is not None and self.on_step is None:
+            result = self.graphs.run(rows)
+            if result is not None:
+                return result
+        return self.run_uncaptured(rows)
+
+    def run_uncaptured(self, rows: StepRows) -> StepResult:
+        """The step itself: operations of fixed shape which, on a GPU, read nothing back to the host."""
         draft, executor = rows.draft, self.executor
         with self.clock.part("draft"):
             grower = self.grower if rows.sampling.is_greedy else self.drawing_grower
@@ -136,12 +150,13 @@ class Step:
                 self.on_step(StepTrace(tree=tree, logits=logits, accepted=accepted, sampling=sampling))
         with self.clock.part("commit"):
             if self.grower.num_nodes > 1:
-                cache_commit(
-                    executor.target_pool,
-                    draft.page_table,
-                    draft.cache_lengths,
-                    accepted.path_nodes,
-                    accepted.num_accepted,
+                executor.commit(
+                    CommitRows(
+                        page_table=draft.page_table,
+                        cache_lengths=draft.cache_lengths,
+                        path_nodes=accepted.path_nodes,
+                        num_accepted=accepted.num_accepted,
+                    )
                 )
             states = draft.states
             if self.proposer is not None:

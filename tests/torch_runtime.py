@@ -10,6 +10,7 @@ from math import prod
 from types import SimpleNamespace
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from furcate.builder.network.decoder import run_target
@@ -23,7 +24,9 @@ from furcate.builder.network.heads import (
 )
 from furcate.builder.network.inputs import PassInputs
 from furcate.builder.network.spec import HeadKind
+from furcate.builder.ops.tensorrt import SPLIT_LINEARS
 from furcate.builder.ops.torch import TorchOps
+from furcate.builder.tensor_parallel import rank_spec, rank_weights
 from furcate.builder.tensorrt_config import Binding, TensorRTRecord
 from furcate.builder.tensorrt_engine import engine_buckets, head_weights, rope_tables, shared_tables
 from furcate.builder.tensorrt_profiles import all_profiles
@@ -106,6 +109,7 @@ class Context:
 
     def __init__(self, engine):
         self.engine, self.index, self.shapes, self.addresses = engine, 0, {}, {}
+        self.num_shapes_set = 0
 
     def set_device_memory(self, address, size):
         assert address and size >= self.engine.device_memory_size_v2
@@ -119,6 +123,7 @@ class Context:
         low, _, high = self.engine.get_tensor_profile_shape(name, self.index)
         assert all(a <= b <= c for a, b, c in zip(low, shape, high, strict=True)), f"{name} {shape} of {low} to {high}"
         self.shapes[name] = shape
+        self.num_shapes_set += 1
 
     def set_tensor_address(self, name, address):
         assert name in self.engine.bindings and address % 4 == 0
@@ -141,19 +146,33 @@ class Context:
         return True
 
 
+class RankOps(TorchOps):
+    """Operations of one rank's weights: what is divided by columns is summed over the ranks, as the emitted collectives do."""
+
+    def linear(self, name, x, residual=None):
+        if not name.endswith(SPLIT_LINEARS):
+            return super().linear(name, x, residual)
+        out = super().linear(name, x)
+        dist.all_reduce(out)
+        return out if residual is None else out + residual
+
+
 class PlanEngine:
-    """ICudaEngine of one plan of `engine`, an engine directory of the torch executor."""
+    """ICudaEngine of one plan of `engine`, an engine directory of the torch executor; of one rank where there are `ranks`."""
 
     device_memory_size_v2 = 64
 
-    def __init__(self, plan: str, engine, bindings):
+    def __init__(self, plan: str, engine, bindings, ranks=None):
         self.manifest, self.plan, self.num_passes, self.ops = engine.manifest, plan, 0, None
+        self.ranks = ranks if plan == "target" else None
         self.bindings = {binding.name: binding for binding in bindings}
         self.leading = "positions" if "positions" in self.bindings else next(iter(self.bindings))
         self.profiles = all_profiles(engine_buckets(self.manifest, is_head=plan != "target"))
         target = engine.weights("target")
         tied = {"lm_head.weight": target["embed_tokens.weight"]} if self.manifest.target.is_tied else {}
         self.weights = {**target, **tied}
+        if self.ranks is not None:
+            self.weights = rank_weights(self.manifest.target, self.weights, self.ranks.rank, self.ranks.size)
         if plan != "target":
             self.weights |= head_weights(self.manifest, self.weights, engine.weights("head"))
             decoder = self.manifest.head.decoder
@@ -190,10 +209,13 @@ class PlanEngine:
         """The plan's outputs."""
         manifest, head = self.manifest, self.manifest.head
         spec = manifest.target if self.plan == "target" else head.decoder
+        if self.ranks is not None:
+            spec = rank_spec(spec, self.ranks.size)
         if self.ops is None:
             pool = None if spec is None or "kv_pool" not in inputs else self._pool(inputs["kv_pool"], spec)
             rope = None if pool is None else rope_tables(manifest, spec)
-            self.ops = TorchOps({name: w for name, w in self.weights.items() if w.is_floating_point()}, rope, pool)
+            make = TorchOps if self.ranks is None else RankOps
+            self.ops = make({name: w for name, w in self.weights.items() if w.is_floating_point()}, rope, pool)
         ops = self.ops
         if self.plan == "target":
             given = self._pass(inputs)
@@ -220,7 +242,7 @@ class PlanEngine:
         return PassInputs(**{name: inputs.get(name) for name in names})
 
     def _pool(self, addresses: Tensor, spec) -> Tensor:
-        pages = -(-self.manifest.max_pool_tokens // self.manifest.page_size)
+        pages = -(-self.manifest.max_pool_tokens // self.manifest.page_size) + 1
         layer = (pages, 2, self.manifest.page_size, spec.num_kv_heads, spec.head_dim)
         step = prod(layer) * 4
         assert addresses.diff().eq(step).all(), "layers lie one behind the other"
@@ -239,8 +261,8 @@ class TorchRuntime:
         def __init__(self, level):
             pass
 
-    def __init__(self, engine):
-        self.engine, self.plans = engine, {}
+    def __init__(self, engine, ranks=None):
+        self.engine, self.plans, self.ranks = engine, {}, ranks
 
     def Runtime(self, logger):
         return SimpleNamespace(deserialize_cuda_engine=self._deserialize)
@@ -249,7 +271,7 @@ class TorchRuntime:
         plan = content.decode()
         if plan not in self.engine.manifest.tensorrt.bindings:
             return None
-        self.plans[plan] = PlanEngine(plan, self.engine, self.engine.manifest.tensorrt.bindings[plan])
+        self.plans[plan] = PlanEngine(plan, self.engine, self.engine.manifest.tensorrt.bindings[plan], self.ranks)
         return self.plans[plan]
 
 

@@ -179,7 +179,7 @@ class TorchOps:
 
     def scale(self, x: Tensor, factor: float) -> Tensor:
         # Gemma rounds its embedding scale to the compute dtype before it multiplies.
-        return x * torch.tensor(factor, dtype=x.dtype, device=x.device)
+        return x * torch.full((), factor, dtype=x.dtype, device=x.device)
 
     def softcap(self, x: Tensor, cap: float) -> Tensor:
         return torch.tanh(x / cap) * cap

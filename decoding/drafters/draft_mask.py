@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Int32, Int64
 from torch import Tensor
 
+from furcate.decoding.device_constants import device_constant
+
 
 class DraftMask:
     """Keeps the mask words of the newest level; a word is added when the nodes drafted outgrow the last one."""
@@ -31,8 +33,8 @@ def self_bits(first: int, count: int, device: torch.device) -> Int32[Tensor, "W 
     """Word w of the mask row that holds only node first + k itself, for k < count."""
     columns = range(first, first + count)
     num_words = -(-(first + count) // 32)
-    rows = [[_signed(1 << (c % 32)) if c // 32 == w else 0 for c in columns] for w in range(num_words)]
-    return torch.tensor(rows, dtype=torch.int32, device=device)
+    rows = tuple(tuple(_signed(1 << (c % 32)) if c // 32 == w else 0 for c in columns) for w in range(num_words))
+    return device_constant(rows, device, torch.int32)
 
 
 def _signed(word: int) -> int:

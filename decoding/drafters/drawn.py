@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from furcate.decoding.device_constants import device_constant
 from furcate.decoding.drafters.laws import draft_laws
 from furcate.decoding.drafters.proposer import DraftRows, Proposer
 from furcate.decoding.draws import Drawn, draw_mixed, draw_with_replacement, draw_without_replacement
@@ -32,12 +33,11 @@ class DrawnGrower:
         self.levels = [_Level.of(shape, depth) for depth in range(shape.max_depth)]
         self.num_cached_nodes = sum(len(level.nodes) for level in self.levels[1:])
         order = [node for level in self.levels for node in level.nodes]
-        self.law_ids = torch.tensor([[order.index(parent) for parent in shape.parents]])
+        self.law_ids = tuple(order.index(parent) for parent in shape.parents)
         last_children = {children[-1] for children in shape.children if children}
-        is_drawn = [
+        self.is_drawn = tuple(
             node > 0 and (kind is not DraftKind.MIXED or node in last_children) for node in range(self.num_nodes)
-        ]
-        self.is_drawn = torch.tensor([is_drawn])
+        )
 
     def grow(self, proposer: Proposer | None, rows: DraftRows, sampling: SamplingRows) -> Tree:
         """The trees of these sequences, with their draft laws."""
@@ -51,20 +51,21 @@ class DrawnGrower:
         laws: list[Float[Tensor, "B K Vd"]] = []
         for depth, level in enumerate(self.levels):
             if depth > 0:
-                above = torch.tensor(level.above, device=device).expand(num_rows, -1)
-                draft.descend(above, tokens[:, level.nodes])
+                above = device_constant(level.above, device).expand(num_rows, -1)
+                draft.descend(above, tokens[:, device_constant(level.nodes, device)])
             law = draft_laws(draft.logits, sampling)
             for group in level.groups:
-                drawn = self._draw(law[:, group.places], numbers[:, group.children], sampling)
-                tokens[:, group.children] = proposer.target_token_ids(drawn.token_ids).view(num_rows, -1)
-                law[:, group.places] = drawn.law.view(num_rows, len(group.places), -1)
+                places, children = device_constant(group.places, device), device_constant(group.children, device)
+                drawn = self._draw(law[:, places], numbers[:, children], sampling)
+                tokens[:, children] = proposer.target_token_ids(drawn.token_ids).view(num_rows, -1)
+                law[:, places] = drawn.law.view(num_rows, len(group.places), -1)
             laws.append(law)
         return self.shape.tree(tokens).with_draft_laws(
             DraftLaws(
                 kind=self.kind,
                 probs=proposer.target_laws(torch.cat(laws, 1)),
-                law_ids=self.law_ids.to(device).expand(num_rows, -1),
-                is_drawn=self.is_drawn.to(device).expand(num_rows, -1),
+                law_ids=device_constant(self.law_ids, device).expand(num_rows, -1),
+                is_drawn=device_constant(self.is_drawn, device, torch.bool).expand(num_rows, -1),
             )
         )
 
@@ -91,8 +92,8 @@ def draw_children(law: Float[Tensor, "R Vd"], numbers: Float64[Tensor, "R C"], k
 class _Group:
     """Nodes of one level with equally many children: their places among the level's expanded nodes, and all children."""
 
-    places: list[int]
-    children: list[int]
+    places: tuple[int, ...]
+    children: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -102,17 +103,17 @@ class _Level:
     above   the place of each node's parent among the level above's expanded nodes
     """
 
-    nodes: list[int]
-    above: list[int]
+    nodes: tuple[int, ...]
+    above: tuple[int, ...]
     groups: list[_Group]
 
     @classmethod
     def of(cls, shape: TreeShape, depth: int) -> "_Level":
-        nodes = [node for node in shape.levels[depth] if shape.children[node]]
+        nodes = tuple(node for node in shape.levels[depth] if shape.children[node])
         expanded = [node for node in shape.levels[depth - 1] if shape.children[node]] if depth > 0 else []
         counts = sorted({len(shape.children[node]) for node in nodes})
         groups = []
         for count in counts:
-            places = [place for place, node in enumerate(nodes) if len(shape.children[node]) == count]
-            groups.append(_Group(places, [child for place in places for child in shape.children[nodes[place]]]))
-        return cls(nodes, [expanded.index(shape.parents[node]) for node in nodes] if depth > 0 else [], groups)
+            places = tuple(place for place, node in enumerate(nodes) if len(shape.children[node]) == count)
+            groups.append(_Group(places, tuple(child for place in places for child in shape.children[nodes[place]])))
+        return cls(nodes, tuple(expanded.index(shape.parents[node]) for node in nodes if depth > 0), groups)

@@ -6,11 +6,10 @@ B batch rows, K nodes expanded a level, C children a node, N nodes of the tree.
 from typing import Protocol
 
 import torch
-from jaxtyping import Int64
-from torch import Tensor
 
 from furcate.builder.errors import ConfigError
 from furcate.builder.tree_config import TreeConfig, TreeKind
+from furcate.decoding.device_constants import device_constant
 from furcate.decoding.drafters.drawn import DrawnGrower
 from furcate.decoding.drafters.merged import MergedGrower
 from furcate.decoding.drafters.mixed import MixedGrower, num_expanded
@@ -115,16 +114,15 @@ class StaticGrower:
         if not self.levels:
             return self.shape.tree(rows.root_ids[:, None])
         assert proposer is not None, "a tree of more than the root needs a proposer"
-        draft = proposer.start(rows)
+        draft, device = proposer.start(rows), rows.root_ids.device
         columns = [rows.root_ids[:, None]]
         for above, level in zip([None, *self.levels], self.levels, strict=False):
             if above is not None:
-                expanded_ids = columns[-1][:, level.expanded_places.to(rows.root_ids.device)]
-                parents = level.parent_places.to(rows.root_ids.device).expand(len(rows.root_ids), -1)
+                expanded_ids = columns[-1][:, device_constant(level.expanded_places, device)]
+                parents = device_constant(level.parent_places, device).expand(len(rows.root_ids), -1)
                 draft.descend(parents, expanded_ids)
             proposal = draft.propose(level.num_children)
-            picks = level.picks.to(rows.root_ids.device)
-            columns.append(proposal.token_ids.flatten(1)[:, picks])
+            columns.append(proposal.token_ids.flatten(1)[:, device_constant(level.picks, device)])
         return self.shape.tree(torch.cat(columns, dim=1))
 
 
@@ -135,15 +133,11 @@ class _ShapeLevel:
         nodes, above = shape.levels[depth], shape.levels[depth - 1]
         self.expanded = sorted({shape.parents[node] for node in nodes})
         self.num_children = 1 + max(shape.ranks[node] for node in nodes)
-        self.expanded_places = _ids([above.index(node) for node in self.expanded])
+        self.expanded_places = tuple([above.index(node) for node in self.expanded])
         """Places of the expanded nodes within their own level."""
         before = sorted({shape.parents[node] for node in above}) if depth > 1 else []
-        self.parent_places = _ids([before.index(shape.parents[node]) for node in self.expanded if depth > 1])
+        self.parent_places = tuple([before.index(shape.parents[node]) for node in self.expanded if depth > 1])
         """Places of the expanded nodes' parents among the nodes expanded before."""
-        self.picks = _ids(
+        self.picks = tuple(
             [self.expanded.index(shape.parents[node]) * self.num_children + shape.ranks[node] for node in nodes]
         )
-
-
-def _ids(values: list[int]) -> Int64[Tensor, " n"]:
-    return torch.tensor(values, dtype=torch.int64)

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from furcate.builder.tree_config import TreeConfig
+from furcate.decoding.device_constants import device_constant
 from furcate.decoding.drafters.laws import draft_laws
 from furcate.decoding.drafters.proposer import DraftRows, Proposer
 from furcate.decoding.draws import FLOOR
@@ -60,7 +61,7 @@ class MixedGrower:
         picked = torch.arange(sum(width for width, _ in counts)).repeat_interleave(
             torch.tensor([children for width, children in counts for _ in range(width)])
         )
-        self.places = torch.cat([picked, torch.arange(self.num_cached_nodes + 1)])
+        self.places = (*picked.tolist(), *range(self.num_cached_nodes + 1))
         """Of each candidate, the drawn ones last: which of the E expanded nodes it is a child of."""
 
     def _widths(self) -> list[int]:
@@ -125,7 +126,7 @@ class MixedGrower:
         if sources.device.type == "cpu":
             most = int(is_drawn.sum(1).max())
         nodes = is_drawn.byte().sort(dim=1, descending=True, stable=True).indices[:, :most]
-        places = self.places.to(sources.device)[(sources - 1).clamp(min=0)]
+        places = device_constant(self.places, sources.device)[(sources - 1).clamp(min=0)]
         return _DrawnNodes(is_drawn=is_drawn, nodes=nodes, places=places)
 
     def _laws_of(

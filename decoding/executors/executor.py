@@ -1,14 +1,17 @@
 """What every executor offers the step: the passes of an engine, its K/V pools, and what is known of its head.
 
-B batch, N nodes, R rows asked for, H hidden, F feature width, V vocabulary, Vd draft vocabulary, K nodes of a level, W path width.
+B batch, N nodes, R rows asked for, H hidden, F feature width, V vocabulary, Vd draft vocabulary, K nodes of a level, W path width,
+P pages, A accepted nodes.
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Int32, Int64
 from torch import Tensor
 
 from furcate.builder.engine import Manifest
@@ -17,8 +20,21 @@ from furcate.builder.network.spec import HeadSpec
 from furcate.decoding.clock import Clock
 
 
+@dataclass(frozen=True, kw_only=True)
+class CommitRows:
+    """What a step accepted: path_nodes[b, :num_accepted[b]] lie behind cache_lengths[b] committed tokens."""
+
+    page_table: Int32[Tensor, "B P"]
+    cache_lengths: Int32[Tensor, " B"]
+    path_nodes: Int64[Tensor, "B A"]
+    num_accepted: Int64[Tensor, " B"]
+
+
 class EngineExecutor(Protocol):
-    """An engine that has been loaded. Passes write K/V into `target_pool` and `head_pool`."""
+    """An engine that has been loaded. Passes write K/V into `target_pool` and `head_pool`.
+
+    The pools have one page more than sequences may have, page `num_pages`: the scratch page, for rows that nobody reads.
+    """
 
     manifest: Manifest
     tokenizer_dir: Path
@@ -33,8 +49,16 @@ class EngineExecutor(Protocol):
     drafters: Sequence["EngineExecutor"]
     """The engine as each of its heads sees it: the target beside that head, its pool and its vocabulary. The first is this one."""
 
+    def capturing(self) -> AbstractContextManager[None]:
+        """While it lasts, passes may be recorded, to be replayed later."""
+        ...
+
     def target_pass(self, inputs: PassInputs, logit_rows: Int64[Tensor, "B R"] | None = None) -> TargetOutputs:
         """Logits and features of one target pass; all nodes' K/V is written behind the committed tokens."""
+        ...
+
+    def commit(self, rows: CommitRows) -> None:
+        """Moves the accepted nodes' K/V of the target to each sequence's end."""
         ...
 
     def fuse_features(self, features: Float[Tensor, "B N F"]) -> Float[Tensor, "B N H"]:
@@ -75,8 +99,4 @@ class EngineExecutor(Protocol):
 
     def target_laws(self, laws: Float[Tensor, "B L Vd"]) -> Float[Tensor, "B L V"]:
         """Laws over the draft vocabulary as laws over the target's; what the draft does not know has probability 0."""
-        ...
-
-    def zero_pages(self, pages: Int64[Tensor, " pages"]) -> None:
-        """Forgets whatever earlier sequences left on these pages."""
         ...

@@ -7,7 +7,8 @@ W mask words.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,7 +26,10 @@ from furcate.builder.tensorrt_engine import head_weights
 from furcate.builder.tensorrt_networks import EMBEDDING
 from furcate.decoding.clock import Clock
 from furcate.decoding.executors.drafted_rows import DraftedRows, chain_words, fitting_words
+from furcate.decoding.executors.executor import CommitRows
+from furcate.decoding.executors.ranks import Operation, Ranks, join_ranks
 from furcate.decoding.executors.tensorrt_plan import TensorRTPlan, load_plan, refit_plan
+from furcate.plugins.cache_commit.op import cache_commit
 
 TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -50,9 +54,14 @@ def check_machine(record: TensorRTRecord, version: str, arch: int, plugins: str)
 
 
 class TensorRTExecutor:
-    """One engine loaded for TensorRT on the current GPU; with tensor parallelism, the plan of `rank`."""
+    """One engine loaded for TensorRT on the current GPU.
 
-    def __init__(self, engine: Engine, trt: Any, device: str | torch.device = "cuda", rank: int = 0) -> None:
+    With tensor parallelism it is one rank's: rank 0's is used as any other, and the other ranks' follow it.
+    """
+
+    def __init__(
+        self, engine: Engine, trt: Any, device: str | torch.device = "cuda", ranks: Ranks | None = None
+    ) -> None:
         record = engine.manifest.tensorrt
         if record is None:
             raise EngineMismatch(
@@ -76,19 +85,26 @@ class TensorRTExecutor:
         if self.draft_token_ids is not None:
             self.draft_token_ids = self.draft_token_ids.to(self.device)
         self._drafted = DraftedRows()
-        self._plans = self._load(engine, trt, record, rank)
+        self._is_capturing = False
+        self._ranks = ranks
+        # A recorded pass could not tell the other ranks of itself.
+        self.is_capturable = ranks is None
+        self._plans = self._load(engine, trt, record)
 
-    def _load(self, engine: Engine, trt: Any, record: TensorRTRecord, rank: int) -> dict[str, TensorRTPlan]:
+    def _load(self, engine: Engine, trt: Any, record: TensorRTRecord) -> dict[str, TensorRTPlan]:
         runtime = trt.Runtime(trt.Logger(trt.Logger.WARNING))
-        plans = {}
+        plans, rank = {}, 0 if self._ranks is None else self._ranks.rank
         for name, bindings in record.bindings.items():
+            if rank > 0 and name != "target":
+                continue  # the head is rank 0's alone
             file = f"rank{rank}.engine" if name == "target" else f"rank0.{name}.engine"
             pool = self.target_pool if name == "target" else self.head_pool
             fixed = {**self._tables, **({} if pool is None else {"kv_pool": layer_addresses(pool)})}
             plan = load_plan(trt, runtime, engine.path / file)
             if record.is_stripped:
                 refit_plan(trt, plan, _plan_weights(engine, name, rank, record.tp_size))
-            plans[name] = TensorRTPlan(trt, plan, bindings, fixed)
+            communicator = self._ranks.communicator if self._ranks is not None and name == "target" else None
+            plans[name] = TensorRTPlan(trt, plan, bindings, fixed, communicator)
         scratch_bytes = max(plan.scratch_bytes for plan in plans.values())
         self._scratch = torch.empty(max(scratch_bytes, 1), dtype=torch.uint8, device=self.device)
         for plan in plans.values():
@@ -96,14 +112,25 @@ class TensorRTExecutor:
         return plans
 
     def _pool(self, num_layers: int, spec: DecoderSpec, tp_size: int) -> Tensor:
-        shape = (num_layers, self.num_pages, 2, self.manifest.page_size, spec.num_kv_heads // tp_size, spec.head_dim)
+        size = (self.manifest.page_size, spec.num_kv_heads // tp_size, spec.head_dim)
+        shape = (num_layers, self.num_pages + 1, 2, *size)
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
     def _stream(self) -> int:
         return torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else 0
 
     def _run(self, plan: str, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return self._plans[plan].run(inputs, self._stream(), self.device)
+        own = self._plans[plan]
+        return (own.run_lasting if self._is_capturing else own.run)(inputs, self._stream(), self.device)
+
+    @contextmanager
+    def capturing(self) -> Iterator[None]:
+        """While it lasts, passes may be recorded: each shape then has a context of its own, which never sees another."""
+        self._is_capturing = True
+        try:
+            yield
+        finally:
+            self._is_capturing = False
 
     def target_pass(self, inputs: PassInputs, logit_rows: Int64[Tensor, "B R"] | None = None) -> TargetOutputs:
         """Logits and features of one target pass; all nodes' K/V is written behind the committed tokens."""
@@ -112,8 +139,21 @@ class TensorRTExecutor:
             logit_rows = torch.arange(num_nodes, device=self.device).expand(batch, -1)
         with self.clock.part("target_forward"):
             given = {**pass_tensors(inputs), "logit_rows": logit_rows.int().contiguous()}
+            if self._ranks is not None:
+                self._ranks.send(Operation.TARGET_PASS, given)
             outputs = self._run("target", given)
         return TargetOutputs(logits=outputs["logits"], features=outputs.get("features"))
+
+    def commit(self, rows: CommitRows) -> None:
+        """Moves the accepted nodes' K/V of the target to each sequence's end, on every rank."""
+        tensors = vars(rows)
+        if self._ranks is not None:
+            self._ranks.send(Operation.COMMIT, tensors)
+        self._commit(tensors)
+
+    def _commit(self, tensors: Mapping[str, Tensor]) -> None:
+        names = ("page_table", "cache_lengths", "path_nodes", "num_accepted")
+        cache_commit(self.target_pool, *(tensors[name] for name in names))
 
     def fuse_features(self, features: Float[Tensor, "B N F"]) -> Float[Tensor, "B N H"]:
         """The hidden states an EAGLE head's recurrence starts from."""
@@ -180,11 +220,17 @@ class TensorRTExecutor:
         shape = (*laws.shape[:2], self.manifest.target.vocab_size)
         return laws.new_zeros(shape).index_copy_(2, self.draft_token_ids, laws)
 
-    def zero_pages(self, pages: Int64[Tensor, " pages"]) -> None:
-        """Forgets whatever earlier sequences left on these pages."""
-        self.target_pool[:, pages] = 0
-        if self.head_pool is not None:
-            self.head_pool[:, pages] = 0
+    def follow(self) -> None:
+        """Repeats rank 0's passes and commits until it has ended."""
+        assert self._ranks is not None and self._ranks.rank > 0
+        while True:
+            operation, tensors = self._ranks.receive()
+            if operation is Operation.STOP:
+                return
+            if operation is Operation.TARGET_PASS:
+                self._run("target", tensors)
+            else:
+                self._commit(tensors)
 
 
 def _plan_weights(engine: Engine, plan: str, rank: int, tp_size: int) -> dict[str, Tensor]:
@@ -195,17 +241,16 @@ def _plan_weights(engine: Engine, plan: str, rank: int, tp_size: int) -> dict[st
     return head_weights(engine.manifest, target, engine.weights("head"))
 
 
-def load_tensorrt_executor(engine: Engine, device: str | torch.device = "cuda", rank: int = 0) -> TensorRTExecutor:
-    """The executor of a TensorRT engine on this machine. Raises EngineMismatch naming what does not fit."""
+def load_tensorrt_executor(engine: Engine, device: str | torch.device = "cuda") -> TensorRTExecutor:
+    """The executor of a TensorRT engine on this machine; of several GPUs, this process's rank.
+
+    Raises EngineMismatch naming what does not fit.
+    """
     from furcate.builder.ops.tensorrt_versions import installed_tensorrt
 
     record = engine.manifest.tensorrt
     if record is None:
         raise EngineMismatch(f"{engine.path} is an engine for the torch executor; build one with --executor tensorrt.")
-    if record.tp_size > 1:
-        raise EngineMismatch(
-            f"{engine.path} is divided among {record.tp_size} GPUs; this executor runs one GPU so far. Build it with --tp-size 1."
-        )
     tensorrt = installed_tensorrt()
     if tensorrt is None or not torch.cuda.is_available():
         missing = "TensorRT cannot be imported" if tensorrt is None else "there is no usable GPU"
@@ -213,9 +258,11 @@ def load_tensorrt_executor(engine: Engine, device: str | torch.device = "cuda", 
             f"{engine.path} needs TensorRT {record.version} on a GPU of sm_{record.arch}, and {missing} here; serve it in "
             "NVIDIA's container, or build one with --executor torch."
         )
+    ranks = join_ranks(record.tp_size) if record.tp_size > 1 else None
+    device = device if ranks is None else ranks.device
     major, minor = torch.cuda.get_device_capability(device)
     check_machine(record, tensorrt.version, 10 * major + minor, plugin_version())
-    return TensorRTExecutor(engine, tensorrt.module, device, rank)
+    return TensorRTExecutor(engine, tensorrt.module, device, ranks)
 
 
 def layer_addresses(pool: Tensor) -> Int64[Tensor, " L"]:

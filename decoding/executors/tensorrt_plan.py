@@ -1,7 +1,8 @@
 """One TensorRT plan at run time: its profiles' contexts, its tensors bound by name, one enqueue a pass.
 
 A pass takes the context of the profile that holds its shape: contexts are made at load, because switching profiles cannot be
-captured into a CUDA graph. They share one scratch buffer, for plans of an engine run one after the other.
+captured into a CUDA graph. Nor can a change of shape: a pass that is to be captured has a context for its shape alone, which has
+run once before. All share one scratch buffer, for plans of an engine run one after the other.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ TORCH_TYPES = {
 
 @dataclass(frozen=True)
 class PlanProfile:
-    """A profile of a plan: the shapes it holds by input, smallest and largest, and its execution context."""
+    """A profile of a plan: its number, the shapes it holds by input, smallest and largest, and its execution context."""
 
+    index: int
     ranges: dict[str, tuple[tuple[int, ...], tuple[int, ...]]]
     context: Any
 
@@ -43,14 +45,27 @@ class PlanProfile:
 
 
 class TensorRTPlan:
-    """A deserialized plan. `fixed` are inputs that every pass binds alike: pool addresses and shared tables."""
+    """A deserialized plan. `fixed` are inputs that every pass binds alike: pool addresses and shared tables.
 
-    def __init__(self, trt: Any, engine: Any, bindings: tuple[Binding, ...], fixed: Mapping[str, Tensor]) -> None:
+    `communicator` is a capsule of the rank's NCCL communicator, for plans that sum over ranks.
+    """
+
+    def __init__(
+        self,
+        trt: Any,
+        engine: Any,
+        bindings: tuple[Binding, ...],
+        fixed: Mapping[str, Tensor],
+        communicator: Any | None = None,
+    ) -> None:
         self.trt = trt
         self.engine = engine
         self.bindings = {binding.name: binding for binding in bindings}
         self.fixed = {name: tensor for name, tensor in fixed.items() if name in self.bindings}
+        self.communicator = communicator
         self.profiles: list[PlanProfile] = []
+        self._scratch: Tensor | None = None
+        self._lasting: dict[tuple[tuple[str, tuple[int, ...]], ...], Any] = {}
         _check_bindings(engine, bindings)
 
     @property
@@ -60,19 +75,41 @@ class TensorRTPlan:
 
     def make_contexts(self, scratch: Tensor, stream: int) -> None:
         """Makes the context of every profile over the shared scratch buffer (uint8)."""
-        strategy = self.trt.ExecutionContextAllocationStrategy.USER_MANAGED
+        self._scratch = scratch
         for index in range(self.engine.num_optimization_profiles):
-            context = self.engine.create_execution_context(strategy)
-            context.set_device_memory(scratch.data_ptr(), scratch.numel())
-            context.set_optimization_profile_async(index, stream)
-            self.profiles.append(PlanProfile(_ranges(self.engine, index, self.bindings), context))
+            context = self._new_context(index, stream)
+            self.profiles.append(PlanProfile(index, _ranges(self.engine, index, self.bindings), context))
+
+    def _new_context(self, index: int, stream: int) -> Any:
+        assert self._scratch is not None, "make_contexts comes first"
+        context = self.engine.create_execution_context(self.trt.ExecutionContextAllocationStrategy.USER_MANAGED)
+        context.set_device_memory(self._scratch.data_ptr(), self._scratch.numel())
+        context.set_optimization_profile_async(index, stream)
+        # A collective call: every rank makes its contexts in the same order.
+        if self.communicator is not None and not context.set_communicator(self.communicator):
+            raise EngineMismatch("TensorRT refused the ranks' NCCL communicator; its log above says why.")
+        return context
 
     def run(self, inputs: Mapping[str, Tensor], stream: int, device: torch.device) -> dict[str, Tensor]:
         """The outputs by name, of a pass enqueued on `stream`; nothing waits. Raises EngineMismatch where no profile fits."""
-        tensors = {**{name: tensor for name, tensor in inputs.items() if name in self.bindings}, **self.fixed}
-        context = self._context(tensors)
+        tensors = self._bound(inputs)
+        context = self._profile(tensors).context
+        _set_shapes(context, tensors)
+        return self._enqueue(context, tensors, stream, device)
+
+    def run_lasting(self, inputs: Mapping[str, Tensor], stream: int, device: torch.device) -> dict[str, Tensor]:
+        """As `run`, by a context that serves this shape only, so that a later pass of the shape can be captured."""
+        tensors = self._bound(inputs)
+        shapes = tuple((name, tuple(tensor.shape)) for name, tensor in tensors.items())
+        if shapes not in self._lasting:
+            self._lasting[shapes] = self._new_context(self._profile(tensors).index, stream)
+            _set_shapes(self._lasting[shapes], tensors)
+        return self._enqueue(self._lasting[shapes], tensors, stream, device)
+
+    def _enqueue(
+        self, context: Any, tensors: Mapping[str, Tensor], stream: int, device: torch.device
+    ) -> dict[str, Tensor]:
         for name, tensor in tensors.items():
-            context.set_input_shape(name, tuple(tensor.shape))
             context.set_tensor_address(name, tensor.data_ptr())
         outputs = {}
         for binding in self.bindings.values():
@@ -84,7 +121,9 @@ class TensorRTPlan:
             raise EngineMismatch("TensorRT could not run a pass; its log above says why.")
         return outputs
 
-    def _context(self, tensors: Mapping[str, Tensor]) -> Any:
+    def _bound(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Every input of the plan, checked for type and layout."""
+        tensors = {**{name: tensor for name, tensor in inputs.items() if name in self.bindings}, **self.fixed}
         for name, binding in self.bindings.items():
             if not binding.is_output:
                 given = tensors.get(name)
@@ -93,11 +132,19 @@ class TensorRTPlan:
                     f"{name} is {given.dtype}, the plan reads {binding.dtype}"
                 )
                 assert given.is_contiguous(), f"{name} is not contiguous"
+        return tensors
+
+    def _profile(self, tensors: Mapping[str, Tensor]) -> PlanProfile:
         for profile in self.profiles:
             if profile.holds(tensors):
-                return profile.context
+                return profile
         shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in tensors.items() if name not in self.fixed)
         raise EngineMismatch(f"no profile of the engine holds a pass of {shapes}; build it with larger limits.")
+
+
+def _set_shapes(context: Any, tensors: Mapping[str, Tensor]) -> None:
+    for name, tensor in tensors.items():
+        context.set_input_shape(name, tuple(tensor.shape))
 
 
 def load_plan(trt: Any, runtime: Any, path: Path) -> Any:

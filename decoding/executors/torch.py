@@ -4,6 +4,7 @@ B batch, N nodes, R rows asked for, H hidden, F feature width, V vocabulary, Vd 
 """
 
 import copy
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
@@ -27,13 +28,20 @@ from furcate.builder.network.spec import DecoderSpec, HeadKind, HeadSpec
 from furcate.builder.ops.torch import RopeTables, TorchOps
 from furcate.builder.tree_config import MAX_TREE_NODES
 from furcate.decoding.clock import Clock
+from furcate.decoding.executors.executor import CommitRows
+from furcate.plugins.cache_commit.op import cache_commit
 from furcate.plugins.tree_attention.spec import RopeTable
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class TorchExecutor:
-    """One engine loaded for torch. Passes write K/V into `target_pool` and `head_pool`, [layers, pages, 2, page_size, Hkv, D]."""
+    """One engine loaded for torch. Passes write K/V into `target_pool` and `head_pool`, [layers, pages, 2, page_size, Hkv, D].
+
+    The last page is nobody's; see executor.py.
+    """
+
+    is_capturable = True
 
     def __init__(self, engine: Engine, device: str | torch.device = "cpu") -> None:
         self.manifest = engine.manifest
@@ -82,7 +90,7 @@ class TorchExecutor:
             self.head_ops.borrow_lm_head(self.target_ops, self.draft_token_ids)
 
     def _pool(self, num_layers: int, spec: DecoderSpec) -> Tensor:
-        shape = (num_layers, self.num_pages, 2, self.manifest.page_size, spec.num_kv_heads, spec.head_dim)
+        shape = (num_layers, self.num_pages + 1, 2, self.manifest.page_size, spec.num_kv_heads, spec.head_dim)
         if self.device.type != "cpu":
             return torch.zeros(shape, dtype=self.dtype, device=self.device)
         # numpy's zeros come from calloc: memory is taken as pages are first written, not at load.
@@ -109,10 +117,18 @@ class TorchExecutor:
         on_device = {name: tensor.to(self.device) for name, tensor in weights.items()}
         return TorchOps(on_device, rope, pool, spec.has_unit_offset_norm if spec is not None else False)
 
+    def capturing(self) -> AbstractContextManager[None]:
+        """While it lasts, passes may be recorded: any may, at any time."""
+        return nullcontext()
+
     def target_pass(self, inputs: PassInputs, logit_rows: Int64[Tensor, "B R"] | None = None) -> TargetOutputs:
         """Logits and features of one target pass; all nodes' K/V is written behind the committed tokens."""
         with self.clock.part("target_forward"):
             return run_target(self.target_ops, self.manifest.target, inputs, self.manifest.feature_layers, logit_rows)
+
+    def commit(self, rows: CommitRows) -> None:
+        """Moves the accepted nodes' K/V of the target to each sequence's end."""
+        cache_commit(self.target_pool, rows.page_table, rows.cache_lengths, rows.path_nodes, rows.num_accepted)
 
     def fuse_features(self, features: Float[Tensor, "B N F"]) -> Float[Tensor, "B N H"]:
         """The hidden states an EAGLE head's recurrence starts from."""
@@ -174,13 +190,6 @@ class TorchExecutor:
             return laws
         shape = (*laws.shape[:2], self.manifest.target.vocab_size)
         return laws.new_zeros(shape).index_copy_(2, self.draft_token_ids, laws)
-
-    def zero_pages(self, pages: Int64[Tensor, " pages"]) -> None:
-        """Forgets whatever earlier sequences left on these pages."""
-        self.target_pool[:, pages] = 0
-        for drafter in self.drafters:
-            if drafter.head_pool is not None:
-                drafter.head_pool[:, pages] = 0
 
     def _head(self) -> tuple[TorchOps, HeadSpec]:
         assert self.head_ops is not None and self.head is not None, "this engine has no head"

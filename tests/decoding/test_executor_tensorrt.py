@@ -3,7 +3,13 @@
 The law is exact: both compute in float32 with the same operations, and greedy choices of a random model have wide margins.
 """
 
+import json
+import os
+import socket
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +22,7 @@ from furcate.builder.network.inputs import PassInputs
 from furcate.builder.tree_config import parse_tree
 from furcate.decoding.executors.drafted_rows import chain_words, fitting_words
 from furcate.decoding.executors.load import load_executor
+from furcate.decoding.executors.ranks import join_ranks, place_in_environment
 from furcate.decoding.executors.tensorrt import TensorRTExecutor, check_machine, load_tensorrt_executor, pass_tensors
 from furcate.decoding.executors.torch import TorchExecutor
 from furcate.decoding.request import Request, SamplingParams
@@ -69,6 +76,56 @@ def test_hydra_heads_and_draft_models_too(engine_with, more_heads, noisy_target,
     executor = TensorRTExecutor(engine, runtime, device="cpu")
     assert texts(executor, tree) == texts(TorchExecutor(built), tree)
     assert all(plan.num_passes > 0 for plan in runtime.plans.values())
+
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize(("head", "tree"), [("eagle3", "dynamic:12/3/4"), (None, "single")])
+def test_two_ranks_write_the_texts_of_one(tensorrt_engine, tiny_engine, tmp_path, head, tree):
+    """Two processes as mpirun starts them, each with its part of the weights and of the K/V cache."""
+    settings = {"tree": tree, "max_batch_size": 4, "prefill_chunk_tokens": 48}
+    engine_dir = tiny_engine(head, **settings)
+    tensorrt_engine(head, **settings)
+    (tmp_path / "rank1.engine").write_text("target")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, str(ROOT / "rank_process.py"), str(engine_dir), str(tmp_path), tree]
+    started = []
+    for rank in range(2):
+        place = {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "2", "MASTER_PORT": str(port)}
+        started.append(subprocess.Popen(command, env={**os.environ, **place}, stdout=subprocess.PIPE, text=True))
+    (texts_of_ranks, num_passes), num_followed = [
+        json.loads(process.communicate(timeout=120)[0]) for process in started
+    ]
+    expected = texts(TorchExecutor(read_engine(engine_dir)), tree)
+    assert {int(key): value for key, value in texts_of_ranks.items()} == {
+        key: [token for step in steps for token in step] for key, steps in expected.items()
+    }
+    assert num_followed == num_passes > 0
+
+
+def test_a_divided_engine_wants_its_ranks(monkeypatch):
+    for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(
+        EngineMismatch, match="divided among 2 GPUs, which wants 2 ranks, and no launcher started this process"
+    ):
+        join_ranks(2)
+    monkeypatch.setenv("PMI_RANK", "1")
+    monkeypatch.setenv("PMI_SIZE", "4")
+    with pytest.raises(EngineMismatch, match="wants 2 ranks, and the launcher started 4; see 'More than one GPU'"):
+        join_ranks(2)
+    assert place_in_environment() == (1, 4)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 1, reason="this machine has several GPUs")
+def test_a_machine_with_too_few_gpus_is_refused(monkeypatch):
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    with pytest.raises(EngineMismatch, match=r"divided among 2 GPUs, this machine has [01]; build it with --tp-size"):
+        join_ranks(2)
 
 
 def test_a_pass_outside_every_profile_is_refused_with_its_shape(tensorrt_engine):
