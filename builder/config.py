@@ -39,7 +39,8 @@ class BuildConfig:
     """What to build. The command line's help is made of these fields."""
 
     target: Path
-    """Target checkpoint: a Hugging Face directory, or a .gguf file."""
+    """Target checkpoint: a Hugging Face directory (plain, or fp8 or int4 by modelopt or compressed-tensors), a TensorRT-LLM
+    checkpoint, or a .gguf file."""
     output: Path
     """Engine directory to write. Must not exist, unless --overwrite."""
     head: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()

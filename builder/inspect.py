@@ -33,7 +33,8 @@ def description(manifest: Manifest) -> dict[str, str]:
         "tuned": "no"
         if manifest.tuning is None
         else f"on {manifest.tuning['device']}, {manifest.tuning['chosen']} chosen",
-        "executor": f"{manifest.executor.value}, {manifest.dtype.value}",
+        "executor": f"{manifest.executor.value}, {manifest.dtype.value}"
+        + ("" if manifest.weight_format is None else f", quantised weights kept in {manifest.weight_format}"),
         "limits": f"{manifest.max_batch_size} sequences a step, {manifest.max_context_tokens} tokens of prompt and answer, "
         f"prompt chunks of {manifest.prefill_chunk_tokens}",
         "K/V cache": f"{per_token} bytes a token, pages of {manifest.page_size} tokens, pool of {manifest.max_pool_tokens} tokens "
