@@ -80,7 +80,7 @@ class BuildConfig:
     """Build nothing: print the networks, profiles and memory plan of --executor tensorrt for --gpu. Needs neither."""
     layout: Layout = Layout.FUSED
     """How the repository cuts the step into Triton models. fused: one model, the fastest. staged: one for tree construction, one
-    for verification and one for acceptance, each with Triton's own statistics; requests must not need logits processing."""
+    for verification and one for acceptance, each with statistics of its own; only acceptance match or greedy, and one head."""
     name: str | None = None
     """The engine's name in manifests and messages. Default: the target's directory name."""
     overwrite: bool = False

@@ -15,16 +15,15 @@ from torch import Tensor
 
 from furcate.builder.acceptance_config import Acceptance, resolve_acceptance
 from furcate.builder.engine import Engine
-from furcate.builder.errors import RequestError
 from furcate.builder.scheduling_config import SchedulingConfig
 from furcate.builder.tree_config import TreeConfig
 from furcate.decoding.clock import Clock
 from furcate.decoding.drafters.grow import grower_of
-from furcate.decoding.request import Request
 from furcate.decoding.sampling import SamplingRows
 from furcate.decoding.scheduler import Scheduler
 from furcate.decoding.sequence import Sequence
 from furcate.decoding.staged_rules import check_staged
+from furcate.decoding.staged_texts import json_from_text
 from furcate.decoding.step import PromptChunk, PromptResult, StepResult, StepRows
 
 
@@ -78,12 +77,15 @@ class StagedStep:
         grower = grower_of(tree)
         self.num_slots = max(grower.num_nodes, grower.num_cached_nodes, grower.max_depth + 1)
         self._kept: dict[int, Kept] = {}
+        self._ended_keys: list[int] = []
+        """To be told to the verification with the next call."""
         self._num_keys = 0
 
     def forget(self, state: Tensor | None) -> None:
         """Drops what is remembered of a sequence that has ended."""
         if state is not None:
             self._kept.pop(int(state[0]), None)
+            self._ended_keys.append(int(state[0]))
 
     def run(self, rows: StepRows) -> StepResult:
         """One step of every row: one call."""
@@ -96,6 +98,7 @@ class StagedStep:
             **_place(rows.draft.cache_lengths, rows.draft.page_table),
             **_kept_arrays(kept),
             **_sampling_arrays(rows.sampling),
+            **self._key_arrays(keys),
         }
         with self.clock.part("staged_step"):
             found = self.executor.stages.run("speculative_step", arrays, is_prompt=False)
@@ -122,7 +125,13 @@ class StagedStep:
         """Runs a piece of a prompt, through the target and then the drafter: two calls."""
         place = _place(chunk.cache_lengths, chunk.page_table)
         token_ids = chunk.token_ids.numpy()
-        arrays = {"tree_token_ids": token_ids, **place, **_no_tree(), **_sampling_arrays(sampling)}
+        self._num_keys += 1
+        key, processing = self._num_keys, sampling.processing
+        arrays = {
+            "tree_token_ids": token_ids, **place, **_no_tree(), **_sampling_arrays(sampling), **self._key_arrays([key])
+        }  # fmt: skip
+        if processing is not None and chunk.next_id is None:
+            arrays["text"] = np.array([[json_from_text(processing.texts[0])]], object)
         with self.clock.part("prefill"):
             found = self.executor.stages.run("verification", arrays, is_prompt=True)
             token_id = int(found["choices"][0, 0])
@@ -139,8 +148,7 @@ class StagedStep:
             state = self.executor.stages.run("tree_construction", arrays, is_prompt=True)["new_states"]
         if chunk.next_id is not None:
             return None
-        self._num_keys += 1
-        self._kept[self._num_keys] = Kept(
+        self._kept[key] = Kept(
             state=state,
             nodes=np.zeros(0, np.int64),
             ids=np.zeros(0, np.int64),
@@ -150,8 +158,13 @@ class StagedStep:
             token_id=token_id,
             chosen_logit=float(found["choice_logits"][0, 0]),
             log_prob=float(found["choice_log_probs"][0, 0]) if sampling.returns_log_probs else None,
-            state=torch.tensor([self._num_keys]),
+            state=torch.tensor([key]),
         )
+
+    def _key_arrays(self, keys: list[int]) -> dict[str, np.ndarray]:
+        ended = np.array([self._ended_keys or [0]] * len(keys), np.int64)
+        self._ended_keys = []
+        return {"keys": np.array([[key] for key in keys], np.int64), "ended_keys": ended}
 
 
 class StagedScheduler(Scheduler):
@@ -163,15 +176,6 @@ class StagedScheduler(Scheduler):
     def of(cls, engine: Engine, stages: Stages) -> "StagedScheduler":
         """A scheduler of this engine; ConfigError where it cannot be served in stages."""
         return cls(StagedEngine(engine, stages), scheduling=SchedulingConfig(prefix_reuse=False))  # pyright: ignore[reportArgumentType]
-
-    def add(self, request: Request) -> None:
-        """As the scheduler's; refuses what works on logits, which stay with the verification."""
-        if self._text_logits(request) is not None:
-            raise RequestError(
-                "layout staged does not process logits: penalties, bad words, embedding bias, min_tokens and guides cannot"
-                " be used; leave them out, or serve the engine with --layout fused."
-            )
-        super().add(request)
 
     def _end(self, sequence: Sequence, *, is_kept: bool = True) -> None:
         super()._end(sequence, is_kept=is_kept)
@@ -198,6 +202,7 @@ def _kept_arrays(kept: list[Kept]) -> dict[str, np.ndarray]:
 def _no_tree() -> dict[str, np.ndarray]:
     """A prompt's chunk has no tree and commits nothing."""
     return {
+        "kept_ids": np.zeros((1, 1), np.int64),
         "tree_parents": np.zeros((1, 1), np.int64),
         "num_nodes": np.zeros((1, 1), np.int32),
         "kept_nodes": np.zeros((1, 1), np.int64),

@@ -13,17 +13,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from furcate.builder.network.inputs import PassInputs
+from furcate.builder.network.inputs import PassInputs, TargetOutputs
 from furcate.builder.tree_config import TreeConfig, TreeKind
 from furcate.decoding.acceptance.match import follow
 from furcate.decoding.drafters.grow import grower_of
 from furcate.decoding.drafters.proposer import Committed, DraftRows
-from furcate.decoding.executors.executor import EngineExecutor
+from furcate.decoding.executors.executor import CommitRows, EngineExecutor
 from furcate.decoding.logits.log_probs import chosen_logits, path_log_probs
+from furcate.decoding.logits.processing import LogitsProcessing
 from furcate.decoding.sampling import SamplingRows, choose, choose_in_tree
+from furcate.decoding.staged_texts import StagedTexts
 from furcate.decoding.step import executor_features, proposer_of
 from furcate.decoding.tree import Tree, pack_mask, tree_from_parents
-from furcate.plugins.cache_commit.op import cache_commit
+from furcate.decoding.tree_shape import single_node_shape
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -95,11 +97,12 @@ class TreeConstruction:
 
 
 class Verification:
-    """Runs the target over trees. It holds the target and its cache."""
+    """Runs the target over trees. It holds the target and its cache, and the texts of requests that process logits."""
 
     def __init__(self, executor: EngineExecutor, tree: TreeConfig) -> None:
         self._executor = executor
         self._max_depth = tree.max_depth
+        self._texts = StagedTexts(executor)
 
     @torch.inference_mode()
     def run(self, arrays: Arrays) -> dict[str, np.ndarray]:
@@ -116,8 +119,10 @@ class Verification:
         )
         outputs = self._executor.target_pass(inputs)
         rows = self._sampling_rows(arrays)
-        choices = choose_in_tree(tree, outputs.logits, rows, lengths.long())
-        return self._outputs(outputs.logits, choices, outputs.features, rows)
+        processing = self._texts.processing(arrays)
+        processed = outputs.logits if processing is None else processing.process(outputs.logits, tree)
+        choices = choose_in_tree(tree, processed, rows, lengths.long())
+        return self._outputs(outputs, processed, choices, rows)
 
     @torch.inference_mode()
     def run_prompt(self, arrays: Arrays) -> dict[str, np.ndarray]:
@@ -135,8 +140,14 @@ class Verification:
         )
         outputs = self._executor.target_pass(inputs, torch.full((1, 1), num_tokens - 1, device=token_ids.device))
         rows = self._sampling_rows(arrays)
-        choices = choose(outputs.logits[:, 0], rows, lengths.long() + num_tokens)[:, None]
-        return self._outputs(outputs.logits, choices, outputs.features, rows)
+        processed, text = outputs.logits, self._texts.of_prompt(arrays)
+        if text is not None:
+            processing = LogitsProcessing([0], [text], token_ids.device)
+            processed = processing.process(processed, single_node_shape().tree(token_ids[:, -1:]))
+        choices = choose(processed[:, 0], rows, lengths.long() + num_tokens)[:, None]
+        if text is not None:
+            text.extend(choices[0].tolist())
+        return self._outputs(outputs, processed, choices, rows)
 
     def _commit(self, arrays: Arrays, lengths: Tensor, table: Tensor) -> None:
         counts = self._tensor(arrays["num_kept"]).squeeze(1).long()
@@ -144,17 +155,20 @@ class Verification:
         if len(rows):
             before = lengths[rows] - counts[rows].int()
             nodes = self._tensor(arrays["kept_nodes"])[rows]
-            cache_commit(self._executor.target_pool, table[rows], before, nodes, counts[rows])
+            self._executor.commit(
+                CommitRows(page_table=table[rows], cache_lengths=before, path_nodes=nodes, num_accepted=counts[rows])
+            )
 
     def _outputs(
-        self, logits: Tensor, choices: Tensor, features: Tensor | None, rows: SamplingRows
+        self, outputs: TargetOutputs, processed: Tensor, choices: Tensor, rows: SamplingRows
     ) -> dict[str, np.ndarray]:
         nodes = torch.arange(choices.shape[1], device=choices.device).expand_as(choices)
         tokens = choices.clamp(min=0)
-        values = chosen_logits(logits, nodes, tokens).float()
-        log_probs = path_log_probs(logits, nodes, tokens) if rows.returns_log_probs else torch.zeros_like(values)
-        if features is None:
-            features = logits.new_zeros(len(choices), 1, 1)
+        values = chosen_logits(processed, nodes, tokens).float()
+        log_probs = torch.zeros_like(values)
+        if rows.returns_log_probs:
+            log_probs = path_log_probs(outputs.logits, nodes, tokens)
+        features = processed.new_zeros(len(choices), 1, 1) if outputs.features is None else outputs.features
         return {
             "choices": _array(choices),
             "choice_logits": _array(values),

@@ -33,6 +33,13 @@ _SAMPLING = (
     _field("returns_log_probs", "BOOL", 1, "Whether log probabilities are wanted."),
 )
 _KEPT_NODES = _field("kept_nodes", "INT64", -1, "The nodes that the last step accepted; committed first.")
+_KEYS = (
+    _field("keys", "INT64", 1, "Which sequence it is."),
+    _field("ended_keys", "INT64", -1, "Sequences that are over; in every row the same, 0 is none."),
+)
+_TEXT = _field(
+    "text", "STRING", 1, "With a prompt's last chunk: what is done to the logits, as JSON.", is_optional=True
+)
 _IS_PROMPT = _field("is_prompt", "BOOL", 1, "True: a prompt's chunk instead of a step.", is_optional=True)
 _TREE = (
     _field("tree_token_ids", "INT64", -1, "The nodes' tokens, root first; or the chunk's."),
@@ -60,12 +67,14 @@ TREE_CONSTRUCTION = ModelTable(
     outputs=(*_TREE, _field("new_states", "FP32", -1, "What the drafter remembers now.")),
 )
 VERIFICATION = ModelTable(
-    name="verification", inputs=(*_TREE, *_PLACE, _KEPT_NODES, _KEPT, *_SAMPLING, _IS_PROMPT), outputs=_CHOSEN
+    name="verification",
+    inputs=(*_TREE, *_PLACE, *_KEYS, _KEPT_NODES, _DRAFTER[3], _KEPT, *_SAMPLING, _IS_PROMPT, _TEXT),
+    outputs=_CHOSEN,
 )
 ACCEPTANCE = ModelTable(name="acceptance", inputs=(*_TREE, *_CHOSEN), outputs=_ACCEPTED)
 SPECULATIVE_STEP = ModelTable(
     name="speculative_step",
-    inputs=(*_DRAFTER, *_PLACE, _KEPT_NODES, _KEPT, *_SAMPLING),
+    inputs=(*_DRAFTER, *_PLACE, *_KEYS, _KEPT_NODES, _KEPT, *_SAMPLING),
     outputs=(*_ACCEPTED, _TREE[2]),
 )
 STAGES = (TREE_CONSTRUCTION, VERIFICATION, ACCEPTANCE)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from furcate.builder.engine import read_engine
-from furcate.builder.errors import ConfigError, RequestError
+from furcate.builder.errors import ConfigError
 from furcate.decoding.executors.torch import TorchExecutor
-from furcate.decoding.request import Request, SamplingParams
+from furcate.decoding.request import Guide, GuideKind, Request, SamplingParams
 from furcate.decoding.scheduler import Scheduler
 from furcate.decoding.staged_rules import check_staged
 from furcate.decoding.staged_step import StagedScheduler
@@ -108,12 +108,28 @@ def test_a_step_is_one_call_and_what_ended_is_forgotten(tiny_engine: Callable[..
     assert scheduler.num_allocated_pages == 0
 
 
-def test_what_works_on_logits_is_refused_and_leaves_everything_as_it_was(tiny_engine: Callable[..., Path]) -> None:
-    scheduler, _ = staged(tiny_engine("eagle3"))
-    for asked in ({"repetition_penalty": 1.2}, {"bad_sequences": ((4,),)}, {"min_tokens": 3, "end_ids": (1,)}):
-        with pytest.raises(RequestError, match="layout staged does not process logits"):
-            scheduler.add(request(1, **asked))
-    assert scheduler.sequences == {}
+PROCESSED = [
+    request(1, repetition_penalty=1.4, frequency_penalty=0.3),
+    request(2, temperature=1.1, seed=3, presence_penalty=0.5, embedding_bias=((40, 4.0), (41, -3.0))),
+    request(3),
+    request(4, min_tokens=9, end_ids=tuple(range(2, 250)), max_tokens=40),
+    request(5, bad_sequences=((50,), (60, 61)), returns_log_probs=True),
+    request(6, end_ids=(1,), guide=Guide(kind=GuideKind.REGEX, text="[ab]{5,9}c+"), temperature=0.8, seed=4),
+    request(7, max_tokens=5, repetition_penalty=2.0),
+]
+
+
+@pytest.mark.parametrize("settings", [{}, {"prefill_chunk_tokens": 16}])
+def test_processed_logits_give_the_fused_texts_and_are_forgotten(
+    settings: dict[str, object], tiny_engine: Callable[..., Path]
+) -> None:
+    engine_dir = tiny_engine("eagle3", **settings)
+    scheduler, stages = staged(engine_dir)
+    whole = texts(Scheduler.from_engine(engine_dir, num_threads=1), PROCESSED)
+    in_stages = texts(scheduler, PROCESSED)
+    assert {key: ids for key, (ids, _) in in_stages.items()} == {key: ids for key, (ids, _) in whole.items()}
+    texts(scheduler, [request(8)])
+    assert stages.verification._texts._texts == {}
 
 
 @pytest.mark.parametrize(
