@@ -1,11 +1,11 @@
 """One answer of `tensorrt_llm` while it grows, and the tensors that tell of it."""
 
-import secrets
 from dataclasses import replace
 
 import numpy as np
 
 from furcate.decoding.request import FinishReason, Request, RequestStats, StepOutput
+from furcate.model_repository.disconnects import new_answer_key
 from furcate.model_repository.engine_request import EngineRequest
 from furcate.model_repository.tables import TENSORRT_LLM
 from furcate.model_repository.text_stream import AnswerText, Decodes
@@ -23,8 +23,8 @@ class Answer:
         self.client_id = client_id
         self.is_cancelled = False
         self._asked = asked
-        self._key = secrets.randbits(63)
-        """No other answer has it, in this server or the one before: `postprocessing` keeps texts under it."""
+        self.key = new_answer_key()
+        """`postprocessing` keeps texts under it, and names the answer with it that nobody reads any more."""
         self._ids: list[int] = list(request.prompt_ids) if asked.includes_prompt else []
         self._num_prompt_ids = len(self._ids)
         self._num_sent = 0
@@ -70,7 +70,7 @@ class Answer:
                 "sequence_length": [len(fresh)],
                 "cum_log_probs": [sum(self._log_probs)] if has_log_probs else [],
                 "output_log_probs": [log_probs] if has_log_probs else np.zeros((1, 0)),
-                "answer_key": [self._key],
+                "answer_key": [self.key],
                 "earlier_ids": earlier,
                 "num_unsearched_ids": [self._num_prompt_ids + self.request.sampling.min_tokens],
                 "answer_stop_texts": [text.encode() for text in self._asked.stop_texts],
@@ -89,7 +89,7 @@ def outputs_of_cancel(*, was_found: bool) -> dict[str, np.ndarray]:
             "sequence_length": [0],
             "cum_log_probs": [],
             "output_log_probs": np.zeros((1, 0)),
-            "answer_key": [secrets.randbits(63)],
+            "answer_key": [new_answer_key()],
             "earlier_ids": [],
             "num_unsearched_ids": [0],
             "answer_stop_texts": [],

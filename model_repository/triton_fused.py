@@ -7,6 +7,7 @@ from pathlib import Path
 import triton_python_backend_utils as pb_utils  # pyright: ignore[reportMissingImports]
 
 from furcate.decoding.scheduler import Scheduler
+from furcate.model_repository.disconnects import DisconnectListener
 from furcate.model_repository.engine_request import EngineDefaults
 from furcate.model_repository.fused import Fused, Reply, Turn
 from furcate.model_repository.json_lines import JsonLines
@@ -40,6 +41,7 @@ class TritonPythonModel:
         self._metrics = Metrics(engine.name, lock=self._lock, counters=self._counters)
         self._metrics.set_gauges(self._steps.gauges())
         self._cancels = Cancels(on_abandoned=self._drop)
+        self._disconnects = DisconnectListener(self._cancel_answer)
 
     def scheduler_of(self, engine):
         """What runs the steps."""
@@ -59,6 +61,7 @@ class TritonPythonModel:
                 _send(request, reply)
 
     def finalize(self):
+        self._disconnects.stop()
         self._cancels.stop()
         self._metrics.stop()
 
@@ -68,6 +71,12 @@ class TritonPythonModel:
             return reply
         self._fused.drop(turn.key)
         return Reply(error=CANCELLED, is_last=True)
+
+    def _cancel_answer(self, answer_key):
+        """Ends an answer that nobody reads; its next turn says so."""
+        with self._lock:
+            self._fused.cancel_answer(answer_key)
+            self._metrics.set_gauges(self._steps.gauges())
 
     def _drop(self, key):
         with self._lock:

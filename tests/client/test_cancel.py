@@ -1,6 +1,9 @@
 """Cancelling reaches the engine through the ensemble, however a client leaves."""
 
 import itertools
+import json
+import queue
+import socket
 import subprocess
 import sys
 import time
@@ -10,6 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from tritonclient.utils import np_to_triton_dtype
 
 from furcate.client import Client
 from furcate.client.server import TritonServer
@@ -126,17 +130,71 @@ def test_a_stream_to_the_engine_model_is_cancelled_by_its_channel(tiny_server: T
     assert_idle_soon(tiny_server)
 
 
-def test_a_client_that_vanishes_disturbs_nobody(tiny_server: TritonServer) -> None:
-    """A killed client cannot cancel; its request runs to its end and then gives its pages back."""
-    command = [sys.executable, "-m", "furcate.client.cli", "generate", "Hello", "--url", tiny_server.grpc_url]
+def ensemble_inputs(*, is_streaming: bool) -> list[triton.InferInput]:
+    """What another client than ours sends: 390 tokens, which take the tiny engine seconds."""
+    arrays = {
+        "text_input": np.array([[b"Hello"]], np.object_),
+        "max_tokens": np.array([[390]], np.int32),
+        "end_id": np.array([[-1]], np.int32),
+        "stream": np.array([[is_streaming]]),
+    }
+    return [
+        triton.InferInput(name, [1, 1], np_to_triton_dtype(array.dtype)).set_data_from_numpy(array)
+        for name, array in arrays.items()
+    ]
+
+
+def test_a_cancelled_stream_of_any_client_ends_behind_the_ensemble(tiny_server: TritonServer) -> None:
+    answers: queue.Queue[object] = queue.Queue()
+    client = triton.InferenceServerClient(tiny_server.grpc_url.removeprefix("grpc://"))
+    client.start_stream(lambda result, error: answers.put(result or error))
+    client.async_stream_infer("ensemble", ensemble_inputs(is_streaming=True))
+    answers.get(timeout=30)
+    assert gauge(tiny_server, "furcate_live_requests") == 1
+    client.stop_stream(cancel_requests=True)
+    assert_idle_soon(tiny_server)
+    client.close()
+    assert answers.qsize() < 100
+
+
+@pytest.mark.parametrize("model_name", ["ensemble", "tensorrt_llm"])
+def test_a_closed_http_stream_ends_its_request(tiny_server: TritonServer, model_name: str) -> None:
+    of_the_engine = {"input_ids": [5], "input_lengths": 1, "request_output_len": 390, "end_id": -1, "streaming": True}
+    of_the_ensemble = {"text_input": "Hello", "max_tokens": 390, "end_id": -1, "stream": True}
+    body = json.dumps(of_the_ensemble if model_name == "ensemble" else of_the_engine).encode()
+    url = urllib.request.Request(f"{tiny_server.http_url}/v2/models/{model_name}/generate_stream", data=body)
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        assert answer.readline().startswith(b"data:")
+        assert gauge(tiny_server, "furcate_live_requests") == 1
+    assert_idle_soon(tiny_server)
+
+
+@pytest.mark.parametrize("scheme", ["grpc", "http"])
+def test_a_killed_client_disturbs_nobody_and_its_stream_ends(tiny_server: TritonServer, scheme: str) -> None:
+    server_url = tiny_server.grpc_url if scheme == "grpc" else tiny_server.http_url
+    command = [sys.executable, "-m", "furcate.client.cli", "generate", "Hello", "--url", server_url]
     with Client(tiny_server.grpc_url, deadline_s=60) as client:
         alone = client.generate("Hello 🌳", max_tokens=60, end_id=-1)
-        gone = subprocess.Popen([*command, "--max-tokens", "150"], stdout=subprocess.PIPE)
+        gone = subprocess.Popen([*command, "--max-tokens", "390"], stdout=subprocess.PIPE)
         assert gone.stdout is not None
         gone.stdout.read(1)
         gone.kill()
         gone.communicate()
         assert client.generate("Hello 🌳", max_tokens=60, end_id=-1).token_ids == alone.token_ids
+    assert_idle_soon(tiny_server)
+
+
+def test_a_single_answer_that_nobody_waits_for_runs_to_its_end(tiny_server: TritonServer) -> None:
+    """What Triton does not tell: without a stream there is no response on which a cancel could be seen."""
+    body = json.dumps({"text_input": "Hello", "max_tokens": 200, "end_id": -1}).encode()
+    head = f"POST /v2/models/ensemble/generate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    port = tiny_server.ports.http
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(head.encode() + body)
+        for _ in range(500):
+            if gauge(tiny_server, "furcate_live_requests") == 1:
+                break
+            time.sleep(0.01)
     for _ in range(300):
         if gauge(tiny_server, "furcate_live_requests") == 0:
             break

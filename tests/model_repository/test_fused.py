@@ -169,6 +169,21 @@ def test_a_request_that_gets_no_more_turns_can_be_dropped(model: Model) -> None:
     model.assert_idle()
 
 
+def test_an_answer_that_nobody_reads_is_ended_by_its_key(model: Model) -> None:
+    turns = [first_turn(1, streaming=True), first_turn(2, streaming=True)]
+    replies = model.fused.run(turns)
+    while replies[0].outputs is None:
+        replies = model.fused.run([Turn(key=turn.key, is_first=False) for turn in turns])
+    pages = model.scheduler.num_allocated_pages
+    model.fused.cancel_answer(12345)
+    assert model.scheduler.num_allocated_pages == pages
+    model.fused.cancel_answer(int(replies[0].outputs["answer_key"].item()))
+    assert model.scheduler.num_allocated_pages < pages
+    rest = model.run_all([Turn(key=1, is_first=False), Turn(key=2, is_first=False)])
+    assert (len(rest[1]), reason_of(rest[1]), reason_of(rest[2])) == (1, "cancelled", "length")
+    model.assert_idle()
+
+
 def test_a_second_request_of_a_running_sequence_is_refused(model: Model) -> None:
     model.fused.run([first_turn(1)])
     (reply,) = model.fused.run([first_turn(1)])
