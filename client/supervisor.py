@@ -99,6 +99,7 @@ class Supervisor:
             return
         seconds = time.monotonic() - start
         self._report("model_loaded", f"Loaded {name} again in {seconds:.1f} s.", model=name, seconds=seconds)
+        self._canary = None  # one that was under way says nothing of what is there now
         self._next_canary_s = 0.0
 
     def _start_again(self, reason: str) -> None:

@@ -207,6 +207,7 @@ def accept(arrays: Arrays, max_depth: int) -> dict[str, np.ndarray]:
     accepted = follow(tree, choices)
     path = accepted.path_nodes
     kept = executor_features(features, path if features.shape[1] > 1 else path * 0)
+    assert kept is not None
     return {
         "path_nodes": _array(path),
         "num_accepted": _array(accepted.num_accepted[:, None].int()),

@@ -51,9 +51,7 @@ class Metrics:
     def _metric(self, sample):
         if sample not in self._metrics:
             name, value = sample
-            labels = {"engine": self._engine_name}
-            if value is not None:
-                labels[self._labels[name]] = value
+            labels = {"engine": self._engine_name} | ({} if value is None else {self._labels[name]: value})
             self._metrics[sample] = self._families[name].Metric(labels=labels)
         return self._metrics[sample]
 

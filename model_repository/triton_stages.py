@@ -26,6 +26,10 @@ class StageModel:
         """The stage's outputs."""
         raise NotImplementedError
 
+    def run_prompt(self, arrays):
+        """The same for a prompt's chunk."""
+        raise NotImplementedError
+
     def execute(self, requests):
         return [self._answer(tensors_of(request)) for request in requests]
 

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from furcate.builder.build import build_engine
-from furcate.builder.config import BuildConfig, DataType
+from furcate.builder.config import BuildConfig, DataType, Layout
 from furcate.client.server import ServerConfig, TritonServer
 from furcate.model_repository.generate import write_repository
 
@@ -181,6 +181,18 @@ def tiny_server(tiny_engine: Callable[..., Path], tmp_path_factory: pytest.TempP
     """A real tritonserver on an EAGLE-3 engine of the tiny target, for all tests that leave it as it was."""
     root = tmp_path_factory.mktemp("serving")
     repository = write_repository(root / "repository", engine_dir=tiny_engine("eagle3"))
+    ports = {"http_port": "auto", "grpc_port": "auto", "metrics_port": "auto"}
+    with TritonServer(ServerConfig(repository=repository, log_file=root / "triton.log", **ports)) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def tiny_staged_server(
+    tiny_engine: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TritonServer]:
+    """The same engine as `tiny_server`'s in the `staged` layout."""
+    root = tmp_path_factory.mktemp("staged")
+    repository = write_repository(root / "repository", engine_dir=tiny_engine("eagle3"), layout=Layout.STAGED)
     ports = {"http_port": "auto", "grpc_port": "auto", "metrics_port": "auto"}
     with TritonServer(ServerConfig(repository=repository, log_file=root / "triton.log", **ports)) as server:
         yield server
