@@ -11,7 +11,8 @@ from furcate.builder.build import BuildResult, build_engine, plan_dry_run
 from furcate.builder.build import Progress as BuildProgress
 from furcate.builder.config import BuildConfig
 from furcate.builder.dry_run import dry_run_report
-from furcate.builder.errors import FurcateError
+from furcate.builder.errors import ConfigError, FurcateError
+from furcate.builder.scheduling_config import SchedulingConfig, checked_scheduling
 from furcate.builder.staging import check_output
 
 DESCRIPTION = """Build a speculative-decoding engine, and the Triton model repository that serves it.
@@ -57,6 +58,9 @@ def _build(config: BuildConfig, console: Console) -> None:
     # The command joins what the packages keep apart: an engine knows nothing of Triton.
     from furcate.model_repository.generate import write_repository
 
+    if config.repository is None and config.scheduling != SchedulingConfig():
+        raise ConfigError("settings of how requests share the engine are the repository's; give --repository too.")
+    checked_scheduling(config.scheduling)
     if config.repository is not None:
         check_output(config.repository, may_replace=config.overwrite)
     with _BarProgress(console) as progress:
@@ -68,6 +72,7 @@ def _build(config: BuildConfig, console: Console) -> None:
                 engine_dir=config.output,
                 layout=config.layout,
                 max_batch_size=config.max_batch_size,
+                scheduling=config.scheduling,
                 may_replace=config.overwrite,
             )
     for warning in result.warnings:

@@ -7,6 +7,7 @@ from pathlib import Path
 import tyro
 
 from furcate.builder.acceptance_config import Acceptance
+from furcate.builder.scheduling_config import SchedulingConfig
 from furcate.builder.tensorrt_config import TensorRTConfig
 
 
@@ -81,6 +82,8 @@ class BuildConfig:
     layout: Layout = Layout.FUSED
     """How the repository cuts the step into Triton models. fused: one model, the fastest. staged: one for tree construction, one
     for verification and one for acceptance, each with statistics of its own; only acceptance match or greedy, and one head."""
+    scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
+    """How the repository's requests share the engine."""
     name: str | None = None
     """The engine's name in manifests and messages. Default: the target's directory name."""
     overwrite: bool = False

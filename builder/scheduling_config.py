@@ -19,7 +19,7 @@ class Reservation(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulingConfig:
-    """How requests share one engine. The defaults suit a server; raises ConfigError for what is not allowed."""
+    """How requests share one engine. The defaults suit a server."""
 
     prefix_reuse: bool = True
     """Keep the K/V pages of texts that are over, and start requests that begin with the same tokens from them."""
@@ -32,10 +32,13 @@ class SchedulingConfig:
     max_waiting_s: float | None = None
     """How long a request may wait for room before it is refused. Default: no limit."""
 
-    def __post_init__(self) -> None:
-        for name in ("prefill_tokens_per_step", "max_waiting_requests"):
-            value, least = getattr(self, name), 1 if name == "prefill_tokens_per_step" else 0
-            if value is not None and value < least:
-                raise ConfigError(f"{name} is {value}; it must be at least {least}, or be left out.")
-        if self.max_waiting_s is not None and not (math.isfinite(self.max_waiting_s) and self.max_waiting_s > 0):
-            raise ConfigError(f"max_waiting_s is {self.max_waiting_s}; it must be above 0, or be left out.")
+
+def checked_scheduling(config: SchedulingConfig) -> SchedulingConfig:
+    """The same; ConfigError for a value that is not allowed."""
+    for name, least in {"prefill_tokens_per_step": 1, "max_waiting_requests": 0}.items():
+        value = getattr(config, name)
+        if value is not None and value < least:
+            raise ConfigError(f"{name} is {value}; it must be at least {least}, or be left out.")
+    if config.max_waiting_s is not None and not (math.isfinite(config.max_waiting_s) and config.max_waiting_s > 0):
+        raise ConfigError(f"max_waiting_s is {config.max_waiting_s}; it must be above 0, or be left out.")
+    return config

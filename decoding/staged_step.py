@@ -5,7 +5,7 @@ remembered under it, and handed to the next step, which commits it.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -173,9 +173,10 @@ class StagedScheduler(Scheduler):
     step_type = StagedStep
 
     @classmethod
-    def of(cls, engine: Engine, stages: Stages) -> "StagedScheduler":
+    def of(cls, engine: Engine, stages: Stages, scheduling: SchedulingConfig | None = None) -> "StagedScheduler":
         """A scheduler of this engine; ConfigError where it cannot be served in stages."""
-        return cls(StagedEngine(engine, stages), scheduling=SchedulingConfig(prefix_reuse=False))  # pyright: ignore[reportArgumentType]
+        scheduling = replace(scheduling or SchedulingConfig(), prefix_reuse=False)
+        return cls(StagedEngine(engine, stages), scheduling=scheduling)  # pyright: ignore[reportArgumentType]
 
     def _end(self, sequence: Sequence, *, is_kept: bool = True) -> None:
         super()._end(sequence, is_kept=is_kept)

@@ -49,6 +49,32 @@ def read_request(tensors: Mapping[str, np.ndarray], defaults: EngineDefaults) ->
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Urgency:
+    """Which requests come first, and how long this one may take."""
+
+    priority: int = 0
+    timeout_s: float | None = None
+
+
+def read_urgency(parameters: Mapping[str, object], timeout_us: int) -> Urgency:
+    """What a request's parameters say of it: `priority_level`, and Triton's `timeout` in microseconds (0 is none).
+
+    A gRPC request carries its timeout in a field of its own, `timeout_us`; HTTP's generate among the parameters.
+    """
+    return Urgency(
+        priority=_whole_parameter(parameters, "priority_level", 0),
+        timeout_s=(_whole_parameter(parameters, "timeout", timeout_us) or 0) / 1e6 or None,
+    )
+
+
+def _whole_parameter(parameters: Mapping[str, object], name: str, default: int) -> int:
+    value = parameters.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise RequestError(f"the request's parameter '{name}' is {value!r}; it must be a whole number.")
+    return value
+
+
 class _Values:
     """The inputs that came, by name."""
 

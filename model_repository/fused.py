@@ -14,7 +14,7 @@ import numpy as np
 from furcate.builder.errors import RequestError
 from furcate.decoding.request import FinishReason, Request, StepOutput
 from furcate.model_repository.answer import Answer, outputs_of_cancel
-from furcate.model_repository.engine_request import EngineDefaults, read_request
+from furcate.model_repository.engine_request import EngineDefaults, read_request, read_urgency
 from furcate.model_repository.supervision import refusal_of_new_work
 from furcate.model_repository.text_stream import Decodes
 
@@ -46,6 +46,9 @@ class Turn:
     cancel_id: str | None = None
     """Set when this request asks to end the request with that client id."""
     tensors: Mapping[str, np.ndarray] = field(default_factory=dict)
+    parameters: Mapping[str, object] = field(default_factory=dict)
+    timeout_us: int = 0
+    """Triton's own field of the request; 0 is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +126,14 @@ class Fused:
         self._next_request_id += 1
         try:
             asked = read_request(turn.tensors, self._defaults)
-            request = Request(request_id=self._next_request_id, prompt_ids=asked.prompt_ids, sampling=asked.sampling)
+            urgency = read_urgency(turn.parameters, turn.timeout_us)
+            request = Request(
+                request_id=self._next_request_id,
+                prompt_ids=asked.prompt_ids,
+                sampling=asked.sampling,
+                priority=urgency.priority,
+                timeout_s=urgency.timeout_s,
+            )
             self._scheduler.add(request)
         except RequestError as error:
             return str(error)

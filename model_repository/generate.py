@@ -19,14 +19,17 @@ found through a path relative to the repository.
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from furcate.builder.config import Layout
 from furcate.builder.errors import ConfigError
+from furcate.builder.scheduling_config import Reservation, SchedulingConfig, checked_scheduling
 from furcate.builder.staging import check_output, staged
 from furcate.decoding.staged_rules import check_staged
 from furcate.model_repository import config_message
+from furcate.model_repository.scheduling_parameters import parameters_from_scheduling
 from furcate.model_repository.staged_tables import (
     ACCEPTANCE,
     SPECULATIVE_STEP,
@@ -59,6 +62,7 @@ def write_repository(
     engine_dir: Path,
     layout: Layout = Layout.FUSED,
     max_batch_size: int | None = None,
+    scheduling: SchedulingConfig | None = None,
     may_replace: bool = False,
 ) -> Path:
     """The repository's directory, written whole or not at all.
@@ -78,7 +82,11 @@ def write_repository(
             TENSORRT_LLM,
             max_batch_size=num_rows,
             max_live_requests=max(LIVE_REQUESTS_PER_ROW * num_rows, num_rows + LEAST_SPARE_REQUESTS),
-            parameters={"engine_dir": relative, "layout": layout.value},
+            parameters={
+                "engine_dir": relative,
+                "layout": layout.value,
+                **parameters_from_scheduling(_scheduling(scheduling, layout)),
+            },
         ),
         POSTPROCESSING.name: config_message.python_config(
             POSTPROCESSING, max_batch_size=num_rows, parameters={"engine_dir": relative}
@@ -97,6 +105,14 @@ def write_repository(
         models |= _STAGE_MODELS
     _write(output, configs, models)
     return output
+
+
+def _scheduling(scheduling: SchedulingConfig | None, layout: Layout) -> SchedulingConfig:
+    """The settings of a layout: a staged repository's caches lie in two processes, and no page is kept for others there."""
+    checked = checked_scheduling(scheduling or SchedulingConfig())
+    if layout is Layout.STAGED and checked.reservation is not Reservation.FULL:
+        raise ConfigError("reservation is optimistic, but the staged layout promises pages in full; leave it out.")
+    return checked if layout is Layout.FUSED else replace(checked, prefix_reuse=False)
 
 
 def _stage_configs(num_rows: int, relative: str) -> dict[str, Any]:

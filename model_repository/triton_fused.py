@@ -12,6 +12,7 @@ from furcate.model_repository.engine_request import EngineDefaults
 from furcate.model_repository.fused import Fused, Reply, Turn
 from furcate.model_repository.json_lines import JsonLines
 from furcate.model_repository.request_log import CANCELLED, RequestLog
+from furcate.model_repository.scheduling_parameters import served_scheduling
 from furcate.model_repository.served_engine import served_engine
 from furcate.model_repository.step_metrics import ObservedSteps
 from furcate.model_repository.supervision import json_log_path
@@ -28,6 +29,7 @@ class TritonPythonModel:
 
     def initialize(self, args):
         engine = served_engine(args)
+        self.scheduling = served_scheduling(args)
         self._scheduler = self.scheduler_of(engine)
         self._steps = ObservedSteps(self._scheduler, max_depth=self._scheduler.manifest.tree.max_depth)
         self._fused = Fused(
@@ -45,7 +47,7 @@ class TritonPythonModel:
 
     def scheduler_of(self, engine):
         """What runs the steps."""
-        return Scheduler.from_engine(Path(engine.path))
+        return Scheduler.from_engine(Path(engine.path), scheduling=self.scheduling)
 
     def execute(self, requests):
         with self._lock:
@@ -93,14 +95,21 @@ def _turn(request):
     start = pb_utils.get_input_tensor_by_name(request, "START")
     if not start.as_numpy().reshape(-1)[0]:
         return Turn(key=key, is_first=False)
-    tensors, client_id = tensors_of(request), request.request_id()
-    cancel_id = _cancel_id(request, tensors, client_id)
-    return Turn(key=key, is_first=True, client_id=client_id, cancel_id=cancel_id, tensors=tensors)
+    tensors, client_id, parameters = tensors_of(request), request.request_id(), parameters_of(request)
+    return Turn(
+        key=key,
+        is_first=True,
+        client_id=client_id,
+        cancel_id=_cancel_id(parameters, tensors, client_id),
+        tensors=tensors,
+        parameters=parameters,
+        timeout_us=request.timeout(),
+    )
 
 
-def _cancel_id(request, tensors, client_id):
+def _cancel_id(parameters, tensors, client_id):
     """The client id of the request to end: by parameter, or by the old contract's `stop` input and the same id."""
-    named = parameters_of(request).get(CANCEL_PARAMETER)
+    named = parameters.get(CANCEL_PARAMETER)
     if named is not None:
         return str(named)
     return client_id if "stop" in tensors and bool(tensors["stop"].reshape(-1)[0]) else None

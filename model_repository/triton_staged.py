@@ -15,7 +15,7 @@ class TritonPythonModel(triton_fused.TritonPythonModel):
     """One instance drives the stages of one engine."""
 
     def scheduler_of(self, engine):
-        return StagedScheduler.of(read_engine(engine.path), StageCalls())
+        return StagedScheduler.of(read_engine(engine.path), StageCalls(), self.scheduling)
 
 
 class StageCalls:

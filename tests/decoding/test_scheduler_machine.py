@@ -89,7 +89,6 @@ def machine_of(executor, name, text_alone):
             self.scheduler = Scheduler(executor, scheduling=CONFIGS[name])
             self.requests: dict[int, Request] = {}
             self.texts: dict[int, tuple[int, ...]] = {}
-            self.first_scheduled: dict[int, int] = {}
             self.finished: set[int] = set()
 
         @initialize(asked=st.lists(ASKED, min_size=4, max_size=6))
@@ -126,8 +125,6 @@ def machine_of(executor, name, text_alone):
             for output in outputs:
                 number = output.request_id
                 self.texts[number] += output.token_ids
-                if output.stats.first_scheduled_time_ns is not None:
-                    self.first_scheduled.setdefault(number, output.stats.first_scheduled_time_ns)
                 if output.finish_reason is not None:
                     assert (output.finish_reason, output.error) == (FinishReason.LENGTH, None)
                     self.finished.add(number)
@@ -144,6 +141,17 @@ def machine_of(executor, name, text_alone):
             assert len(held) == len(set(held)) and not shared & set(held)
             assert len(held) + len(shared) == counts.num_allocated_pages
 
+        @invariant()
+        def order_is_kept(self):
+            """Of equal priority, none has got room before one that came earlier and still waits for its first."""
+            for priority in (0, 1):
+                has_begun = [
+                    sequence.stats.first_scheduled_time_ns is not None
+                    for sequence in self.scheduler.sequences.values()
+                    if sequence.request.priority == priority
+                ]
+                assert has_begun == sorted(has_begun, reverse=True)
+
         def teardown(self):
             for _ in range(600):
                 if not self.scheduler.sequences:
@@ -155,21 +163,10 @@ def machine_of(executor, name, text_alone):
                 alone = text_alone(request)
                 text = self.texts[number]
                 assert text == (alone if number in self.finished else alone[: len(text)])
-            self.check_order()
             counts = self.scheduler.counts
             assert counts.totals.num_finished + counts.totals.num_cancelled == len(self.requests)
             assert counts.num_allocated_pages == self.scheduler.pool.num_promised == 0
             NUM_PREEMPTED[name] += counts.totals.num_preempted
-
-        def check_order(self):
-            """Of equal priority, who came first got room first."""
-            for priority in (0, 1):
-                times = [
-                    time
-                    for number, time in sorted(self.first_scheduled.items())
-                    if self.requests[number].priority == priority
-                ]
-                assert times == sorted(times)
 
     return Machine
 

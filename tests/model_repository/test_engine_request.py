@@ -5,7 +5,7 @@ import pytest
 
 from furcate.builder.errors import RequestError
 from furcate.decoding.request import Guide, GuideKind, SamplingParams
-from furcate.model_repository.engine_request import EngineDefaults, EngineRequest, read_request
+from furcate.model_repository.engine_request import EngineDefaults, EngineRequest, Urgency, read_request, read_urgency
 
 DEFAULTS = EngineDefaults(end_ids=(1, 2), vocab_size=10)
 DTYPES = {float: np.float32, int: np.int32, bool: np.bool_}
@@ -139,3 +139,16 @@ def test_guides_need_a_known_kind_and_all_but_json_a_text() -> None:
         guided(None, "a+")
     with pytest.raises(RequestError, match="is 'regex', but 'guided_decoding_guide' is empty; send both"):
         guided("regex", None)
+
+
+def test_a_request_s_turn_comes_from_its_parameters_and_triton_s_own_timeout() -> None:
+    assert read_urgency({}, 0) == Urgency(priority=0, timeout_s=None)
+    assert read_urgency({"priority_level": -3, "timeout": 1_500_000}, 0) == Urgency(priority=-3, timeout_s=1.5)
+    assert read_urgency({"cancel_id": "me"}, 2_000_000) == Urgency(timeout_s=2.0)
+
+
+@pytest.mark.parametrize("name", ["priority_level", "timeout"])
+@pytest.mark.parametrize("value", ["3", 1.5, True, None])
+def test_a_parameter_that_is_no_whole_number_is_refused(name: str, value: object) -> None:
+    with pytest.raises(RequestError, match=f"the request's parameter '{name}' is .*; it must be a whole number"):
+        read_urgency({name: value}, 0)

@@ -1,6 +1,7 @@
 """The `fused` model without Triton, on a real engine: turns in, replies out."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -115,6 +116,32 @@ def test_a_refused_request_ends_alone(model: Model) -> None:
     assert replies[2] == [Reply(error="max_tokens is -1; it must be at least 1.", is_last=True)]
     assert replies[3][0].error is not None
     assert replies[3][0].error.startswith("'beam_width' cannot be used")
+    model.assert_idle()
+
+
+def test_priority_and_timeout_reach_the_scheduler_and_wrong_ones_are_refused(model: Model) -> None:
+    first = replace(first_turn(1), parameters={"priority_level": 7}, timeout_us=5_000_000)
+    wrong = replace(first_turn(2), parameters={"priority_level": "high"})
+    replies = model.fused.run([first, wrong])
+    (sequence,) = model.scheduler.sequences.values()
+    assert (sequence.request.priority, sequence.request.timeout_s) == (7, 5.0)
+    assert replies[1].error == "the request's parameter 'priority_level' is 'high'; it must be a whole number."
+    model.run_all([Turn(key=1, is_first=False)])
+    model.assert_idle()
+
+
+def test_a_second_request_with_the_same_beginning_reports_reused_pages(model: Model) -> None:
+    prompt = np.arange(10, 60, dtype=np.int32)[None]
+    counts = []
+    for key in (1, 2):
+        turn = first_turn(key, input_ids=prompt, input_lengths=np.array([[50]], np.int32))
+        outputs = model.run_all([turn])[key][-1].outputs
+        assert outputs is not None
+        names = ("kv_cache_alloc_new_blocks", "kv_cache_reused_blocks", "kv_cache_alloc_total_blocks")
+        counts.append([outputs[name].item() for name in names])
+    assert [reused for _, reused, _ in counts] == [0, 3]
+    assert all(new + reused == total for new, reused, total in counts)
+    assert counts[0][2] == counts[1][2]
     model.assert_idle()
 
 
