@@ -119,25 +119,28 @@ class TritonServer:
 
     def start(self) -> None:
         """Starts the server and returns when it is ready; ServerError says why it is not."""
-        command = server_command(self, self._installation)
-        remove_stale_regions()
-        check_room(len(self._python_models), self.config.region_bytes)
-        if self._regions is None:
+        try:
+            remove_stale_regions()
+            check_room(len(self._python_models), self.config.region_bytes)
             self._regions = SharedRegions(self.shm_prefix)
             self.log_file.write_bytes(b"")
-        log_start = self.log_file.stat().st_size
-        try:
-            self._process = ServerProcess(
-                command, environment=self._environment(), log_file=self.log_file, inherited=self._regions.claim
-            )
+            self._launch(self._regions)
         except OSError as error:
             self.stop()
             raise ServerError(f"tritonserver cannot be started: {error}.") from None
-        try:
-            self._wait_until_ready(self._process, log_start)
         except BaseException:
             self.stop()
             raise
+
+    def _launch(self, regions: SharedRegions) -> None:
+        log_start = self.log_file.stat().st_size
+        self._process = ServerProcess(
+            server_command(self, self._installation),
+            environment=self._environment(),
+            log_file=self.log_file,
+            inherited=regions.claim,
+        )
+        self._wait_until_ready(self._process, log_start)
 
     def _environment(self) -> dict[str, str]:
         environment = {**self._installation.environment, DRAIN_FILE: str(self._drain_file)}
@@ -174,19 +177,22 @@ class TritonServer:
         assert self._process is not None and self._regions is not None, "not started"
         self._process.kill()
         self._regions.clear()
-        self.start()
+        try:
+            self._launch(self._regions)
+        except OSError as error:
+            raise ServerError(f"tritonserver cannot be started: {error}.") from None
 
     def drain(self, timeout_s: float) -> bool:
         """Lets what is running finish, while new work is refused; False when `timeout_s` were not enough."""
         self._drain_file.touch()
         deadline = time.monotonic() + timeout_s
-        while self.is_running():
-            if not counter_sum(self.metrics_url, "furcate_live_requests"):
+        while self.is_running() and not self.dead_models():
+            if counter_sum(self.metrics_url, "furcate_live_requests") == 0:
                 return True
             if time.monotonic() > deadline:
                 return False
             time.sleep(DRAIN_POLL_S)
-        return True
+        return False
 
     def stop(self) -> int | None:
         """Ends the server (see `drain`) and removes its leftovers; its exit code, if it ran."""
