@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import torch
 import tyro
 from rich.console import Console
 from rich.table import Table
@@ -22,6 +23,7 @@ from furcate.builder.acceptance_config import Acceptance
 from furcate.builder.build import build_engine
 from furcate.builder.config import BuildConfig
 from furcate.builder.engine import read_engine
+from furcate.builder.merged_tree_config import parse_trees
 from furcate.builder.tree_config import parse_tree
 from furcate.decoding.executors.torch import TorchExecutor
 from furcate.decoding.prompts import Prompt, read_prompts
@@ -35,7 +37,7 @@ BUSY = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """One row of the table. `head` is an example head, or "self": the target as its own draft model."""
+    """One row of the table. `head` is an example head, or "self": the target as its own draft model; or several, joined by +."""
 
     name: str
     head: str
@@ -65,6 +67,13 @@ METHODS = (
     Method(name="SpecInfer", head="eagle3", tree="expansion:1,1,3,1,1", acceptance="multi_step"),
     Method(name="recursive rejection", head="eagle3", tree="expansion:3,2,1", acceptance="recursive"),
     Method(name="traversal", head="eagle3", tree="expansion:3,2,1", acceptance="traversal"),
+    Method(name="SpecInfer, two heads merged", head="eagle3+medusa", tree="dynamic:10/3/3+dynamic:8/2/3"),
+    Method(
+        name="SpecInfer, two heads merged, p/q",
+        head="eagle3+medusa",
+        tree="expansion:2,1,1+expansion:2,1",
+        acceptance="multi_step",
+    ),
 )
 
 
@@ -90,6 +99,12 @@ class Options:
     max_tokens: int = 32
     batches: tuple[int, ...] = (1, 8)
     temperatures: tuple[float, ...] = (0.0, 1.0)
+    only: tuple[str, ...] = ()
+    """Names of the rows to run; all by default."""
+    cpu_time: bool = False
+    """Count this process's CPU seconds, on one thread, instead of seconds: for a machine that others use too."""
+    name: str = "methods"
+    """The JSON file's name."""
     results: Path = Path("benchmarks/results")
 
 
@@ -97,8 +112,8 @@ def executor_of(options: Options, head: str) -> TorchExecutor:
     """The example model with this head, built when it is not there yet."""
     output = options.engines / head
     if not output.exists():
-        source = options.target if head == "self" else HEADS / head
-        build_engine(BuildConfig(target=options.target, head=source, output=output))
+        sources = tuple(options.target if name == "self" else HEADS / name for name in head.split("+"))
+        build_engine(BuildConfig(target=options.target, head=sources, output=output))
     return TorchExecutor(read_engine(output))
 
 
@@ -125,11 +140,11 @@ def tokens_a_second(run_of: tuple[list[RequestStats], float]) -> float:
 
 def compare_methods(options: Options) -> Iterator[Figures]:
     """The figures of every method in every setting, head by head."""
-    for head in dict.fromkeys(method.head for method in METHODS):
+    chosen = [method for method in METHODS if not options.only or method.name in options.only]
+    for head in dict.fromkeys(method.head for method in chosen):
         executor = executor_of(options, head)
         manifest = executor.manifest
         prompts = read_prompts(options.prompts, read_engine(options.engines / head))
-        num_heads = manifest.head.num_heads if manifest.head is not None else 0
         plain = Scheduler(executor, parse_tree("single", None), Acceptance.MATCH)
         for batch in options.batches:
             texts = prompts[: max(2, batch)]
@@ -139,12 +154,12 @@ def compare_methods(options: Options) -> Iterator[Figures]:
                     "temperature": temperature,
                     "end_ids": manifest.eos_token_ids,
                 }
-                methods = [m for m in METHODS if m.head == head and not (temperature == 0 and m.is_sampled_only)]
+                methods = [m for m in chosen if m.head == head and not (temperature == 0 and m.is_sampled_only)]
                 run(plain, texts[:batch], batch, {**sampling, "max_tokens": 4})
                 before = tokens_a_second(run(plain, texts, batch, sampling))
                 runs = []
                 for method in methods:
-                    tree = parse_tree(method.tree, manifest.head_kind, num_heads)
+                    tree = parse_trees(method.tree, manifest.heads)
                     scheduler = Scheduler(executor, tree, Acceptance(method.acceptance))
                     run(scheduler, texts[:batch], batch, {**sampling, "max_tokens": 4})
                     runs.append(run(scheduler, texts, batch, sampling))
@@ -175,7 +190,7 @@ def table_of(figures: list[Figures]) -> Table:
     table = Table(box=None)
     for title in ("method", "tree", "acceptance", *(f"T={t:g} b{b}: tau, steps, speed" for t, b in sorted(settings))):
         table.add_column(title, overflow="fold")
-    for method in METHODS:
+    for method in dict.fromkeys(entry.method for entry in figures):
         cells = []
         for setting in sorted(settings):
             found = [e for e in figures if e.method == method and (e.temperature, e.batch) == setting]
@@ -184,17 +199,25 @@ def table_of(figures: list[Figures]) -> Table:
     return table
 
 
+def count_cpu_time() -> None:
+    """Makes every clock of this process count its own CPU seconds, on the one thread that it then has."""
+    torch.set_num_threads(1)
+    time.perf_counter = time.process_time
+
+
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
     load = os.getloadavg()[0]
+    if options.cpu_time:
+        count_cpu_time()
     figures = list(compare_methods(options))
     console = Console(width=150)
     console.print(table_of(figures), highlight=False)
-    if load > BUSY:
+    if load > BUSY and not options.cpu_time:
         console.print(f"The load average was {load:.1f}: other programs were running, so the speeds say little.")
     options.results.mkdir(parents=True, exist_ok=True)
-    record = {"load_average": load, "figures": [asdict(entry) for entry in figures]}
-    (options.results / "methods.json").write_text(json.dumps(record, indent=2) + "\n")
+    record = {"load_average": load, "cpu_time": options.cpu_time, "figures": [asdict(entry) for entry in figures]}
+    (options.results / f"{options.name}.json").write_text(json.dumps(record, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from furcate.decoding.drafters.merged import MergedProposer
 from furcate.decoding.drafters.proposer import Draft, DraftRows, Proposal, Proposer
 from furcate.decoding.explain_report import DepthCount, Miss, NodeReport, StepReport, Verdict
 from furcate.decoding.request import StepOutput
@@ -64,6 +65,23 @@ class RecordingProposer:
         self.laws, self.num_children = {}, {}
         return RecordingDraft(self._proposer.start(rows), self)
 
+    def place_of(self, token: int) -> int | None:
+        """The token's id in the head's vocabulary; None when the head does not know it."""
+        law = next(iter(self.laws.values()))
+        ids = self._proposer.target_token_ids(torch.arange(len(law), device=law.device))
+        found = (ids == token).nonzero()
+        return int(found[0]) if len(found) else None
+
+    def prob(self, path: Path, token: int) -> float | None:
+        """The head's probability of a token after a path; None where it did not run or does not know the token."""
+        law, place = self.laws.get(path), self.place_of(token)
+        return float(law[place]) if law is not None and place is not None else None
+
+    def rank(self, path: Path, token: int) -> int | None:
+        """The token's rank by that probability, from 1."""
+        prob = self.prob(path, token)
+        return None if prob is None else int((self.laws[path] > prob).sum()) + 1
+
 
 class Recorder:
     """The steps of the only request of a scheduler."""
@@ -73,12 +91,16 @@ class Recorder:
         self._tokenizer = tokenizer
         self._pending: StepReport | None = None
         self._num_emitted = 0
-        self.draft: RecordingProposer | None = None
+        self.drafts: list[RecordingProposer] = []
+        """One a head."""
         step = scheduler._step
         self.acceptance = step.acceptance.value
-        if step.proposer is not None:
-            self.draft = RecordingProposer(step.proposer)
-            step.proposer = self.draft  # pyright: ignore[reportAttributeAccessIssue]
+        if isinstance(step.proposer, MergedProposer):
+            self.drafts = [RecordingProposer(part) for part in step.proposer.parts]
+            step.proposer.parts = list(self.drafts)
+        elif step.proposer is not None:
+            self.drafts = [RecordingProposer(step.proposer)]
+            step.proposer = self.drafts[0]  # pyright: ignore[reportAttributeAccessIssue]
         step.on_step = self._take
 
     def visible(self, token_id: int) -> str:
@@ -162,26 +184,17 @@ class Recorder:
         return replace(node, verdict=Verdict.REJECTED, why=why)
 
     def _draft_prob(self, parent: Path, token: int) -> float | None:
-        law = self.draft.laws.get(parent) if self.draft is not None else None
-        place = self._draft_id(token)
-        return float(law[place]) if law is not None and place is not None else None
-
-    def _draft_id(self, token: int) -> int | None:
-        """The token's id in the head's vocabulary; None when the head does not know it."""
-        assert self.draft is not None
-        law = next(iter(self.draft.laws.values()))
-        ids = self.draft.target_token_ids(torch.arange(len(law), device=law.device))
-        found = (ids == token).nonzero()
-        return int(found[0]) if len(found) else None
+        """Of several heads that drafted below the parent, the surest one's."""
+        probs = [draft.prob(parent, token) for draft in self.drafts]
+        return max((prob for prob in probs if prob is not None), default=None)
 
     def _miss(self, kept: list[NodeReport], path: Path, bonus: int, nodes: list[NodeReport]) -> tuple[Miss, str]:
         """Why the path ended after its last node, where the target went on with `bonus`."""
         last, text = kept[-1], self.visible(bonus)
         deepest = max(node.depth for node in nodes)
-        if self.draft is None or last.depth == deepest:
+        if not self.drafts or last.depth == deepest:
             return Miss.DEPTH, f"the tree ends here; the target added {text!r}"
-        place = self._draft_id(bonus)
-        if place is None:
+        if all(draft.place_of(bonus) is None for draft in self.drafts):
             return (
                 Miss.VOCABULARY,
                 f"the target's token {text!r} is not in the head's vocabulary, so it cannot be drafted",
@@ -189,12 +202,12 @@ class Recorder:
         children = [node for node in nodes[1:] if node.parent == last.index]
         if any(node.token_id == bonus for node in children):
             return Miss.CHANCE, f"{text!r} was drafted, but the rule rejected it before it was drawn"
-        law = self.draft.laws.get(path)
-        if law is None:
+        ranks = [(rank, draft) for draft in self.drafts if (rank := draft.rank(path, bonus)) is not None]
+        if not ranks:
             return Miss.NOT_EXPANDED, f"nothing was drafted below {last.text!r}; the target added {text!r}"
-        rank = int((law > law[place]).sum()) + 1
-        where = f"the head ranked it {rank} (q = {float(law[place]):.3f})"
-        num_proposed = self.draft.num_children.get(path, len(children))
+        rank, draft = min(ranks, key=lambda ranked: ranked[0])
+        where = f"the head ranked it {rank} (q = {draft.prob(path, bonus):.3f})"
+        num_proposed = draft.num_children.get(path, len(children))
         if rank <= num_proposed:
             return Miss.BUDGET, f"the target's token {text!r} was drafted but found no room in the tree; {where}"
         return Miss.RANK, f"the target's token {text!r} is not among the {num_proposed} drafted; {where}"

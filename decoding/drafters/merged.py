@@ -11,7 +11,6 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from furcate.decoding.drafters.model import ModelProposer
 from furcate.decoding.drafters.proposer import Committed, Draft, DraftRows, Proposer
 from furcate.decoding.merged_tree import merge_trees
 from furcate.decoding.sampling import SamplingRows
@@ -70,7 +69,7 @@ class MergedProposer:
     def num_behind(self, state: UInt8[Tensor, " S"]) -> int:
         """Committed tokens whose cached rows a drafter will still write anew: a draft model's, up to its newest."""
         pairs = zip(self.parts, self.states_of(state[None]), strict=True)
-        return max((int(own[0, 0]) - 1 for part, own in pairs if isinstance(part, ModelProposer)), default=0)
+        return max((int(own[0, 0]) - 1 for part, own in pairs if part.num_held_slots > 0), default=0)
 
 
 class MergedGrower:

@@ -22,6 +22,7 @@ from furcate.decoding import draws
 from furcate.decoding.acceptance.registry import RULES
 from furcate.decoding.drafters.laws import node_laws
 from furcate.decoding.executors.torch import TorchExecutor
+from furcate.decoding.explain import ExplainConfig, explanation_of
 from furcate.decoding.request import Request, SamplingParams
 from furcate.decoding.scheduler import Scheduler
 from furcate.decoding.step import Step, StepRows
@@ -217,3 +218,19 @@ def test_what_several_heads_cannot_do_is_refused_at_the_build(tiny_target, tiny_
     with pytest.raises(ConfigError, match=sentence):
         build_engine(BuildConfig(target=tiny_target, head=heads, output=tmp_path / "engine", **settings))
     assert not (tmp_path / "engine").exists()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"tree": "chain:3+dynamic:8/2/3"}, {"tree": "chain:2", "temperature": 1.0, "acceptance": Acceptance.MULTI_STEP}],
+    ids=["matched", "drawn"],
+)
+def test_explain_tells_of_every_node_whichever_head_drafted_it(engine_with, tiny_heads, options):
+    path = engine_with((tiny_heads["eagle3"], tiny_heads["medusa"]))
+    config = ExplainConfig(engine=path, prompt="a<b & c", max_tokens=16, **options)
+    explanation = explanation_of(read_engine(path), config)
+    assert sum(explanation.misses.values()) == len(explanation.steps) > 0
+    nodes = [node for step in explanation.steps for node in step.nodes[1:]]
+    assert all(node.draft_prob is not None and 0 < node.draft_prob <= 1 for node in nodes)
+    # Both heads' nodes are there: more than one head's tree has.
+    assert max(len(step.nodes) for step in explanation.steps) > 4
