@@ -68,7 +68,7 @@ class StagedStep:
 
     def __init__(self, executor: StagedEngine, tree: TreeConfig, acceptance: Acceptance = Acceptance.MATCH) -> None:
         manifest = executor.manifest
-        kinds = [head.kind.value for head in (manifest.head,) if head is not None]
+        kinds = [head.kind.value for head in manifest.heads]
         self.acceptance = resolve_acceptance(acceptance, tree)
         check_staged(self.acceptance.value, kinds, is_adaptive=manifest.is_adaptive)
         self.executor = executor
