@@ -15,7 +15,8 @@ from torch import Tensor
 
 from furcate.builder.acceptance_config import Acceptance, resolve_acceptance
 from furcate.builder.engine import Engine
-from furcate.builder.scheduling_config import SchedulingConfig
+from furcate.builder.errors import ConfigError
+from furcate.builder.scheduling_config import Reservation, SchedulingConfig
 from furcate.builder.tree_config import TreeConfig
 from furcate.decoding.clock import Clock
 from furcate.decoding.drafters.grow import grower_of
@@ -176,6 +177,10 @@ class StagedScheduler(Scheduler):
     def of(cls, engine: Engine, stages: Stages, scheduling: SchedulingConfig | None = None) -> "StagedScheduler":
         """A scheduler of this engine; ConfigError where it cannot be served in stages."""
         scheduling = replace(scheduling or SchedulingConfig(), prefix_reuse=False)
+        if scheduling.reservation is not Reservation.FULL:
+            raise ConfigError(
+                f"layout staged promises pages in full, and reservation is {scheduling.reservation}; use full, or --layout fused."
+            )
         return cls(StagedEngine(engine, stages), scheduling=scheduling)  # pyright: ignore[reportArgumentType]
 
     def _end(self, sequence: Sequence, *, is_kept: bool = True) -> None:

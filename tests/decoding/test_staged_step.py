@@ -8,6 +8,7 @@ import pytest
 
 from furcate.builder.engine import read_engine
 from furcate.builder.errors import ConfigError
+from furcate.builder.scheduling_config import Reservation, SchedulingConfig
 from furcate.decoding.executors.torch import TorchExecutor
 from furcate.decoding.request import Guide, GuideKind, Request, SamplingParams
 from furcate.decoding.scheduler import Scheduler
@@ -130,6 +131,12 @@ def test_processed_logits_give_the_fused_texts_and_are_forgotten(
     assert {key: ids for key, (ids, _) in in_stages.items()} == {key: ids for key, (ids, _) in whole.items()}
     texts(scheduler, [request(8)])
     assert stages.verification._texts._texts == {}
+
+
+def test_optimistic_pages_are_refused(tiny_engine: Callable[..., Path]) -> None:
+    engine = read_engine(tiny_engine("eagle3"))
+    with pytest.raises(ConfigError, match="layout staged promises pages in full, and reservation is optimistic"):
+        StagedScheduler.of(engine, LocalStages(engine.path), SchedulingConfig(reservation=Reservation.OPTIMISTIC))
 
 
 @pytest.mark.parametrize(
