@@ -28,9 +28,22 @@ furcate adds is marked "added".
 - **Sampling**: nothing given is greedy, as is `temperature` 0, `top_k` 1, or `top_p` 0 without a `top_k`. `top_k` 0
   is no limit.
 - **Stop words** end the text before themselves, wherever they fall in the tokens.
-- **Cancelling**: Triton does not pass a cancel through an ensemble. A request to `tensorrt_llm` with the parameter
-  `cancel_id` (any input values) ends the request whose id that is; so does the old contract's `stop` input with the
-  same request id. furcate's client does it for you.
+- **Cancelling**: a stream ends within about 50 ms, or with its next response, after its client cancels it, closes its
+  gRPC channel or HTTP connection, or dies: `postprocessing` sees that on the next response and tells `tensorrt_llm`.
+  Without `stream` there is no response to see it on, and Triton does not pass a cancel through an ensemble: such a
+  request runs to its end, unless a request to `tensorrt_llm` with the parameter `cancel_id` (any input values) names
+  its request id; so does the old contract's `stop` input with the same request id. furcate's client does it for you.
+- **Turns**: requests wait for room in the K/V pool in the order they came. The request parameter `priority_level`
+  (-100 to 100, larger first, default 0) changes that; `timeout` (microseconds; Triton's own field over gRPC, a parameter
+  of `generate`) ends a request that takes longer, with one sentence that begins "Timed out:". `max_waiting_requests` and
+  `max_waiting_s` among the parameters of `tensorrt_llm`'s config.pbtxt refuse with one that begins "Server busy:". Up to
+  `prefill_tokens_per_step` prompt tokens are taken in turn beside the running texts. `reservation` is `full` (a request
+  starts when all pages it may ever need are promised) or `optimistic` (more run together; when the pool is short the
+  newest is put back in line and computed again later, with the same text).
+- **Reuse**: pages of texts that are over are kept until their room is needed; a request that begins with the same
+  tokens starts from them (`kv_cache_reused_blocks`). In float32 the text is the same token by token; in 16 bits a prompt
+  that is cut elsewhere rounds differently, and a tie may fall the other way. Someone who can time answers can tell
+  whether a prompt's beginning was served lately: `prefix_reuse` `false` in config.pbtxt turns it off.
 - **Logits** are processed per node of the tree, each with its own path as context, in this order: embedding bias;
   repetition penalty (tokens of prompt and answer), frequency and presence penalty (tokens of the answer); bad words
   and `min_tokens`; guide; temperature; `top_k`; `top_p`; `min_p`. A text is the same with and without speculation.

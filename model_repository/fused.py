@@ -97,11 +97,17 @@ class Fused:
         if key in self._answers:
             self._end(key)
 
+    def cancel(self, key: int) -> None:
+        """Ends a request; its pages are back now, and its next turn is its last."""
+        answer = self._answers.get(key)
+        if answer is not None and not answer.is_cancelled:
+            self._mark_cancelled(answer)
+
     def cancel_answer(self, answer_key: int) -> None:
-        """Ends the answer with this key, if it is live; its pages are back now, and its next turn is its last."""
-        for answer in self._answers.values():
-            if answer.key == answer_key and not answer.is_cancelled:
-                self._mark_cancelled(answer)
+        """The same for the request whose responses bear this key."""
+        for key, answer in self._answers.items():
+            if answer.key == answer_key:
+                self.cancel(key)
 
     def _reply_before_step(self, turn: Turn) -> Reply | None:
         """The reply of a turn that takes no part in the step, else None."""

@@ -72,6 +72,7 @@ def write_repository(
     """
     manifest = _manifest(engine_dir)
     num_rows = _num_rows(manifest, max_batch_size)
+    settings = _scheduling(scheduling, layout)
     check_output(output, may_replace=may_replace)
     relative = os.path.relpath(engine_dir.resolve(), output.resolve())
     configs = {
@@ -81,11 +82,11 @@ def write_repository(
         TENSORRT_LLM.name: config_message.iterative_config(
             TENSORRT_LLM,
             max_batch_size=num_rows,
-            max_live_requests=max(LIVE_REQUESTS_PER_ROW * num_rows, num_rows + LEAST_SPARE_REQUESTS),
+            max_live_requests=_num_live(num_rows, settings),
             parameters={
                 "engine_dir": relative,
                 "layout": layout.value,
-                **parameters_from_scheduling(_scheduling(scheduling, layout)),
+                **parameters_from_scheduling(settings),
             },
         ),
         POSTPROCESSING.name: config_message.python_config(
@@ -113,6 +114,12 @@ def _scheduling(scheduling: SchedulingConfig | None, layout: Layout) -> Scheduli
     if layout is Layout.STAGED and checked.reservation is not Reservation.FULL:
         raise ConfigError("reservation is optimistic, but the staged layout promises pages in full; leave it out.")
     return checked if layout is Layout.FUSED else replace(checked, prefix_reuse=False)
+
+
+def _num_live(num_rows: int, scheduling: SchedulingConfig) -> int:
+    """Requests that Triton hands to the model at once; where a limit is set, as many more as may wait for room there."""
+    usual = max(LIVE_REQUESTS_PER_ROW * num_rows, num_rows + LEAST_SPARE_REQUESTS)
+    return usual + (scheduling.max_waiting_requests or 0)
 
 
 def _stage_configs(num_rows: int, relative: str) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Which live requests are cancelled: asked in the background, so that no step waits for the answer.
 
 Triton drops a cancelled request that waits for its turn, without telling the model, and keeps its place among the live ones
-until it counts as idle. So cancelled requests are found early, to be ended in their turn, and abandoned ones are dropped.
+until it counts as idle. So cancelled requests are found early, to give their pages back and be ended in their turn, and
+abandoned ones are dropped.
 """
 
 import threading
@@ -14,9 +15,14 @@ ABANDONED_S = 0.2
 
 
 class Cancels:
-    """Watches the response senders of the live requests. `on_abandoned(key)` is called from a thread of its own."""
+    """Watches the response senders of the live requests.
 
-    def __init__(self, *, on_abandoned):
+    `on_cancelled(key)` is called once a request is known to be cancelled, `on_abandoned(key)` when it gets no more turns either;
+    both from a thread of this object's own.
+    """
+
+    def __init__(self, *, on_cancelled, on_abandoned):
+        self._on_cancelled = on_cancelled
         self._on_abandoned = on_abandoned
         self._senders = {}
         self._rested_at = {}
@@ -51,24 +57,29 @@ class Cancels:
     def _sweep(self):
         while not self._ended.wait(SWEEP_S):
             for key in list(self._senders):
-                if self._is_abandoned(key):
-                    self._on_abandoned(key)
+                tell = self._news_of(key)
+                if tell is not None:
+                    tell(key)
 
-    def _is_abandoned(self, key):
-        """True when the request is cancelled and gets no more turns.
+    def _news_of(self, key):
+        """Whom to tell of this request, if anybody.
 
         Asked in a method of its own: a sender that a variable still names after its request is over keeps Triton from ever
         unloading the model, and so from ending in order.
         """
         with self._guard:
             sender = self._senders.get(key)
-            if sender is None or (key not in self._cancelled and not sender.is_cancelled()):
-                return False
-            self._cancelled.add(key)
-            is_abandoned = time.monotonic() - self._rested_at.get(key, float("inf")) > ABANDONED_S
-            if is_abandoned:
+            if sender is None:
+                return None
+            if key not in self._cancelled:
+                if not sender.is_cancelled():
+                    return None
+                self._cancelled.add(key)
+                return self._on_cancelled
+            if time.monotonic() - self._rested_at.get(key, float("inf")) > ABANDONED_S:
                 self._forget(key)
-            return is_abandoned
+                return self._on_abandoned
+            return None
 
     def _forget(self, key):
         del self._senders[key], self._rested_at[key]

@@ -42,7 +42,7 @@ class TritonPythonModel:
         self._log = RequestLog(JsonLines(json_log_path()))
         self._metrics = Metrics(engine.name, lock=self._lock, counters=self._counters)
         self._metrics.set_gauges(self._steps.gauges())
-        self._cancels = Cancels(on_abandoned=self._drop)
+        self._cancels = Cancels(on_cancelled=self._cancel, on_abandoned=self._drop)
         self._disconnects = DisconnectListener(self._cancel_answer)
 
     def scheduler_of(self, engine):
@@ -78,6 +78,12 @@ class TritonPythonModel:
         """Ends an answer that nobody reads; its next turn says so."""
         with self._lock:
             self._fused.cancel_answer(answer_key)
+            self._metrics.set_gauges(self._steps.gauges())
+
+    def _cancel(self, key):
+        """Ends a request whose client is gone; its next turn, if it gets one, is its last."""
+        with self._lock:
+            self._fused.cancel(key)
             self._metrics.set_gauges(self._steps.gauges())
 
     def _drop(self, key):

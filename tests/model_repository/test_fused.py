@@ -188,6 +188,19 @@ def test_cancel_of_an_unknown_id_says_so_and_holds_for_a_request_to_come(model: 
     model.assert_idle()
 
 
+def test_a_cancelled_request_gives_its_pages_back_before_its_next_turn(model: Model) -> None:
+    model.fused.run([first_turn(1), first_turn(2)])
+    pages = model.scheduler.num_allocated_pages
+    model.fused.cancel(1)
+    model.fused.cancel(1)
+    model.fused.cancel(99)
+    assert model.scheduler.num_allocated_pages < pages
+    assert model.fused.num_live == 2
+    replies = model.run_all([Turn(key=1, is_first=False), Turn(key=2, is_first=False)])
+    assert (len(replies[1]), reason_of(replies[1]), reason_of(replies[2])) == (1, "cancelled", "length")
+    model.assert_idle()
+
+
 def test_a_request_that_gets_no_more_turns_can_be_dropped(model: Model) -> None:
     model.fused.run([first_turn(1)])
     assert model.scheduler.num_allocated_pages > 0
