@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import re
 import subprocess
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,8 @@ from furcate.plugins.chips import REGISTERS_PER_SM, WARP_SIZE, Chip, chip_of
 TENSOR_MEMORY_COLUMNS = 512
 RESERVED_SHARED_BYTES = 1024
 """What the driver keeps of shared memory for itself in every block."""
+ADDR_NO_RANDOMIZE = 0x0040000
+"""personality(2)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +87,7 @@ _compiled: dict[str, CompiledKernel] = {}
 
 
 def compile_kernel(source: KernelSource, arch: int) -> CompiledKernel:
-    """The kernel compiled for sm_<arch>, the same bytes on every machine; ConfigError for an unknown arch.
+    """The kernel compiled for sm_<arch>, the same PTX on every machine; ConfigError for an unknown arch.
 
     Kept for the process: an engine asks for the same kernel once a layer and tactic.
     """
@@ -114,12 +119,28 @@ def compile_afresh(source: KernelSource, arch: int) -> CompiledKernel:
         "maxnreg": source.max_registers,
         "ptx_version": chip.ptx_version,
     }
-    with knobs.compilation.scope():
+    with knobs.compilation.scope(), fixed_addresses():
         knobs.compilation.disable_line_info = True  # file paths would make the bytes differ by directory
         compiled = triton.compile(ast, target=GPUTarget("cuda", arch, 32), options=options)
     ptx, cubin = compiled.asm["ptx"], compiled.asm["cubin"]
     report = _report(compiled.metadata, cubin, chip)
     return CompiledKernel(name=compiled.metadata.name, ptx=ptx, cubin=cubin, report=report)
+
+
+@contextlib.contextmanager
+def fixed_addresses() -> Iterator[bool]:
+    """Whether processes started meanwhile lay out their memory alike; a container may forbid it.
+
+    Triton's ptxas for Blackwell (12.9) numbers registers by where things lie: without this, one PTX becomes two cubins.
+    """
+    libc = ctypes.CDLL(None)
+    before = libc.personality(0xFFFFFFFF)
+    is_fixed = before >= 0 and libc.personality(before | ADDR_NO_RANDOMIZE) >= 0
+    try:
+        yield is_fixed
+    finally:
+        if is_fixed:
+            libc.personality(before)
 
 
 def _report(metadata: Any, cubin: bytes, chip: Chip) -> KernelReport:

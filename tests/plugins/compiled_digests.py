@@ -1,4 +1,7 @@
-"""Digests of kernels compiled in a process of their own: compiled_digests.py ROWS ARCH..., as JSON {arch: [bf16, fp8]}."""
+"""Digests of kernels compiled in a process of their own, as JSON: compiled_digests.py ROWS ARCH...
+
+{arch: [PTX, cubin]}, with fp8 pages where the GPU has them; without the cubin where ptxas's addresses cannot be fixed.
+"""
 
 import hashlib
 import json
@@ -6,7 +9,7 @@ import sys
 
 from triton import knobs
 
-from furcate.plugins.aot import compile_afresh
+from furcate.plugins.aot import compile_afresh, fixed_addresses
 from furcate.plugins.tree_attention.aot import Variant, split_source
 from furcate.plugins.tree_attention.op import FIRST_FP8_ARCH
 from furcate.plugins.tree_attention.spec import AttentionSpec
@@ -16,13 +19,12 @@ SPEC = AttentionSpec(num_query_heads=8, num_kv_heads=2, head_dim=64)
 
 
 def digests(arch: int, rows: int) -> list[str]:
-    """SHA-256 of PTX and cubin, with pages in bf16 and, where the GPU has it, in fp8."""
-    found = []
-    for has_fp8_pages in (False, True) if arch >= FIRST_FP8_ARCH else (False,):
-        tactic = choose_tactic(arch, rows, SPEC.head_dim, 2)
-        kernel = compile_afresh(split_source(SPEC, tactic, Variant(has_fp8_pages=has_fp8_pages)), arch)
-        found.append(hashlib.sha256(kernel.ptx.encode() + kernel.cubin).hexdigest())
-    return found
+    """SHA-256 of PTX and cubin."""
+    variant = Variant(has_fp8_pages=arch >= FIRST_FP8_ARCH)
+    kernel = compile_afresh(split_source(SPEC, choose_tactic(arch, rows, SPEC.head_dim, 2), variant), arch)
+    with fixed_addresses() as is_fixed:
+        parts = (kernel.ptx.encode(), kernel.cubin) if is_fixed else (kernel.ptx.encode(),)
+    return [hashlib.sha256(part).hexdigest() for part in parts]
 
 
 if __name__ == "__main__":

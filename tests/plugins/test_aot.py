@@ -142,12 +142,12 @@ def compiled_digests(rows: int, archs: tuple[int, ...]) -> dict:
     return json.loads(result.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize(
-    ("rows", "archs"), [(16, (89, 90)), pytest.param(64, (80, 89, 90, 100, 103, 120), marks=pytest.mark.slow)]
-)
-def test_second_compile_gives_the_same_bytes(rows, archs):
+@pytest.mark.parametrize("archs", [(89, 100), pytest.param(tuple(CHIPS), marks=pytest.mark.slow)])
+def test_second_compile_gives_the_same_bytes(archs):
     """In another process, and in the opposite order: triton 3.6.0 remembers some choices of the first architecture."""
-    assert compiled_digests(rows, archs) == compiled_digests(rows, archs[::-1])
+    first, second = compiled_digests(64, archs), compiled_digests(64, archs[::-1])
+    assert first.keys() == second.keys() == {str(arch) for arch in archs}
+    assert first == second
 
 
 def test_opcodes_are_counted_without_predicates_and_modifiers():
