@@ -67,7 +67,8 @@ def run(arguments: Sequence[str]) -> None:
             f"The front end needs '{error.name}'; install furcate with its api extra: pip install 'furcate[api]'."
         ) from None
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    logging.getLogger("httpx2").setLevel(logging.WARNING)
+    for name in ("httpx2", "uvicorn"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     with _listener(config) as listener:
         # uvicorn ends in order at a signal and then raises it again; that must not end us with an error.
         previous = signal.signal(signal.SIGTERM, lambda number, frame: None)

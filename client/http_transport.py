@@ -6,10 +6,14 @@ from collections.abc import AsyncIterator
 import httpx2
 import numpy as np
 
+from furcate.builder.errors import RequestError
 from furcate.client.messages import broke_off, error_from_message, unreachable
 from furcate.client.transport import Call
 
 CONNECT_TIMEOUT_S = 10.0
+MAX_BODY_BYTES = 3_000_000
+"""A JSON body of 4 MB ends Triton 2.51, so none of such a size is sent."""
+_JSON = {"Content-Type": "application/json"}
 
 
 class HttpTransport:
@@ -23,9 +27,10 @@ class HttpTransport:
 
     async def infer(self, call: Call) -> AsyncIterator[dict[str, np.ndarray]]:
         """The responses' tensors; the caller knows which is the last."""
-        verb = "generate_stream" if call.is_streaming else "generate"
+        path = f"/v2/models/{call.model_name}/{'generate_stream' if call.is_streaming else 'generate'}"
+        body = _body(call)
         try:
-            async with self._client.stream("POST", f"/v2/models/{call.model_name}/{verb}", json=_body(call)) as answer:
+            async with self._client.stream("POST", path, content=body, headers=_JSON) as answer:
                 if answer.is_error:
                     raise error_from_message(_error_text(await answer.aread(), answer.status_code))
                 if call.is_streaming:
@@ -44,15 +49,20 @@ class HttpTransport:
         await self._client.aclose()
 
 
-def _body(call: Call) -> dict[str, object]:
-    """Triton's JSON: inputs by name, a single value bare; the batch dimension is left out."""
+def _body(call: Call) -> bytes:
+    """Triton's JSON: inputs by name, a single value bare; the batch dimension is left out. RequestError when it is too long."""
     body: dict[str, object] = {"id": call.request_id}
     for name, array in call.tensors.items():
         values = [item.decode() if isinstance(item, bytes) else item for item in array.reshape(-1).tolist()]
         body[name] = values[0] if len(values) == 1 else values
     if call.parameters:
         body["parameters"] = dict(call.parameters)
-    return body
+    text = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    if len(text) > MAX_BODY_BYTES:
+        raise RequestError(
+            f"The request has {len(text)} bytes as JSON, and over HTTP {MAX_BODY_BYTES} are allowed; use grpc://."
+        )
+    return text
 
 
 def _error_text(content: bytes, status: int) -> str:

@@ -23,7 +23,8 @@ class ServerProcess:
         with log_file.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", bound_exec.__file__, str(os.getpid()), *command],
-                env={**os.environ, **environment},
+                # Without the variable, models leave compiled files in the repository.
+                env={**os.environ, **environment, "PYTHONDONTWRITEBYTECODE": "1"},
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 pass_fds=(inherited,),

@@ -28,7 +28,7 @@ def read_prompts(path: Path, engine: Engine) -> list[Prompt]:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"prompts file {path} cannot be read: {error}.") from error
-    tokenizer = AutoTokenizer.from_pretrained(engine.tokenizer_dir)
+    tokenizer = AutoTokenizer.from_pretrained(engine.tokenizer_dir, trust_remote_code=False)
     prompts = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():

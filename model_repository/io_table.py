@@ -22,6 +22,11 @@ NUMPY_DTYPES: dict[str, type] = {
 }
 """Triton's name of a data type (TYPE_ left out) and the numpy type that carries it."""
 
+MAX_STRINGS = 1024
+MAX_STRING_BYTES = 8 << 20
+MAX_NUMBERS = 1 << 22
+"""What one tensor may hold: a client that talks to Triton itself has nothing else in its way."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Field:
@@ -64,10 +69,20 @@ class Field:
         fits = has_rank and all(want in (-1, got) for want, got in zip(self.shape, value.shape[1:], strict=True))
         if not fits:
             raise RequestError(f"'{self.label}' has shape {list(value.shape)}, but its shape must be {expected}.")
+        self._check_size(value)
         wanted = np.dtype(NUMPY_DTYPES[self.dtype])
         if value.dtype != wanted and not (self.dtype == "STRING" and value.dtype.kind in "SUO"):
             raise RequestError(f"'{self.label}' is {value.dtype}, but it must be {self.dtype}.")
         return value[0]
+
+    def _check_size(self, value: np.ndarray) -> None:
+        limit = MAX_STRINGS if self.dtype == "STRING" else MAX_NUMBERS
+        if value.size > limit:
+            raise RequestError(f"'{self.label}' has {value.size} values; {limit} are allowed.")
+        if value.dtype.kind == "O":
+            num_bytes = sum(len(item) for item in value.reshape(-1) if isinstance(item, bytes | str))
+            if num_bytes > MAX_STRING_BYTES:
+                raise RequestError(f"'{self.label}' has {num_bytes} bytes; {MAX_STRING_BYTES} are allowed.")
 
     def refuse_use(self, value: np.ndarray) -> None:
         """Raises RequestError when this field may not be used and `value` (without batch dimension) uses it."""

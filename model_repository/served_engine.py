@@ -34,7 +34,7 @@ def tokenizer_in(directory: Path) -> Any:
         return PreTrainedTokenizerFast.from_pretrained(directory)
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(directory)
+    return AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
 
 
 def served_engine(model_args: Mapping[str, str]) -> ServedEngine:

@@ -37,6 +37,7 @@ def gguf_model(path: Path) -> PreTrainedModel:
         lambda: AutoModelForCausalLM.from_pretrained(
             path.parent,
             gguf_file=path.name,
+            trust_remote_code=False,
             quantization_config=GgufConfig(dequantize=True),
             dtype=torch.float32,
         ),
@@ -45,7 +46,9 @@ def gguf_model(path: Path) -> PreTrainedModel:
 
 def gguf_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     """The tokenizer in a GGUF file, with its chat template. Raises CheckpointError when it cannot be read."""
-    return _from_gguf(path, lambda: AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name))
+    return _from_gguf(
+        path, lambda: AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, trust_remote_code=False)
+    )
 
 
 def gguf_tensors(model: PreTrainedModel, path: Path) -> dict[str, StoredTensor]:

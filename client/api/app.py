@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
@@ -55,6 +55,7 @@ def build_app(backend: Backend) -> ASGIApp:
             FurcateError: _furcate_error,
             HTTPException: _http_error,
             ClientGoneError: _client_gone,
+            ClientDisconnect: _client_gone,
         },
         lifespan=lifespan,
     )

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from furcate.client.api.fields import MAX_INT32, Hint, Name, SamplingFields, Strict
+from furcate.client.api.fields import MAX_INT32, Hint, Name, OnlyTrue, SamplingFields, Strict
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024
@@ -130,10 +130,10 @@ class ChatRequest(SamplingFields):
     max_completion_tokens: int | None = Field(default=None, ge=1, le=MAX_INT32)
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["auto", "none"] | None = None
-    parallel_tool_calls: Literal[True] | None = None
+    parallel_tool_calls: OnlyTrue | None = None
     response_format: ResponseFormat | None = None
     logprobs: bool | None = None
-    top_logprobs: Literal[0] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
     modalities: Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)] | None = None
     audio: None = None
     prediction: None = None

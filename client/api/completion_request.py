@@ -1,6 +1,6 @@
 """A request to /v1/completions."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
@@ -24,10 +24,10 @@ class CompletionRequest(SamplingFields):
         | Annotated[list[PromptIds], Field(min_length=1, max_length=MAX_CHOICES)]
     )
     max_tokens: int | None = Field(default=None, ge=1, le=MAX_INT32)
-    logprobs: Literal[0] | None = Field(default=None, description="0 gives the chosen tokens' log probabilities.")
+    logprobs: int | None = Field(default=None, ge=0, le=0, description="0 gives the chosen tokens' log probabilities.")
     echo: bool | None = Field(default=None, description="True puts the prompt's text in front of each choice.")
     suffix: None = None
-    best_of: Literal[1] | None = None
+    best_of: int | None = Field(default=None, ge=1, le=1)
 
     @property
     def prompts(self) -> list[str | list[int]]:

@@ -10,6 +10,8 @@ from furcate.builder.errors import FurcateError
 from furcate.client.api.errors import ApiError, api_error_from, internal_error
 
 T = TypeVar("T")
+READER_TIMEOUT_S = 60.0
+"""A client that takes nothing for so long is as good as gone."""
 
 
 class ClientGoneError(Exception):
@@ -56,15 +58,17 @@ class EventStream:
                 if not has_begun:
                     has_begun = True
                     await send(_START)
-                await send(_event(data))
-            await send(_event("[DONE]"))
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+                await _send_to_reader(send, _event(data))
+            await _send_to_reader(send, _event("[DONE]"))
+            await send(_END)
         except FurcateError as error:
             failure = api_error_from(error)
             if not has_begun:
                 await failure.response()(scope, receive, send)
             else:
                 await _break_off(send, failure)
+        except ClientGoneError:
+            raise
         except Exception:
             if has_begun:
                 await _break_off(send, internal_error())
@@ -75,8 +79,17 @@ class EventStream:
 
 async def _break_off(send: Send, failure: ApiError) -> None:
     """Ends a stream with an error and without [DONE]."""
-    await send(_event(failure.body.model_dump_json()))
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
+    await _send_to_reader(send, _event(failure.body.model_dump_json()))
+    await send(_END)
+
+
+async def _send_to_reader(send: Send, message: dict[str, object]) -> None:
+    """Sends; ClientGoneError when the client does not take it."""
+    try:
+        async with asyncio.timeout(READER_TIMEOUT_S):
+            await send(message)
+    except TimeoutError:
+        raise ClientGoneError from None
 
 
 _START = {
@@ -84,6 +97,7 @@ _START = {
     "status": 200,
     "headers": [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")],
 }
+_END = {"type": "http.response.body", "body": b"", "more_body": False}
 
 
 def _event(data: str) -> dict[str, object]:

@@ -1,8 +1,9 @@
 """The fields that both kinds of request share, and what is said of those that cannot be honoured."""
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
 
 from furcate.client.api.settings import MAX_CHOICES
 
@@ -52,6 +53,21 @@ Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.\-]{1,128}$")]
 Hint = Annotated[str, StringConstraints(max_length=512)]
 
 
+def _only(value: bool) -> Callable[[bool], bool]:
+    """A check that lets `value` through and nothing else (a Literal would take 0 for false)."""
+
+    def check(given: bool) -> bool:
+        if given is not value:
+            raise ValueError(f"only {str(value).lower()} can be honoured")
+        return given
+
+    return check
+
+
+OnlyFalse = Annotated[bool, AfterValidator(_only(False)), WithJsonSchema({"type": "boolean", "enum": [False]})]
+OnlyTrue = Annotated[bool, AfterValidator(_only(True)), WithJsonSchema({"type": "boolean", "enum": [True]})]
+
+
 class Strict(BaseModel):
     """A JSON object whose fields are all known and of their own type."""
 
@@ -63,7 +79,7 @@ class StreamOptions(Strict):
 
     include_usage: bool | None = None
     """True: a last chunk, without choices, has the usage."""
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: OnlyFalse | None = None
 
 
 class SamplingFields(Strict):
@@ -89,7 +105,7 @@ class SamplingFields(Strict):
     safety_identifier: Hint | None = Field(default=None, description="Accepted; texts do not depend on it.")
     prompt_cache_key: Hint | None = Field(default=None, description="Accepted; texts do not depend on it.")
     service_tier: Literal["auto", "default"] | None = None
-    store: Literal[False] | None = None
+    store: OnlyFalse | None = None
     metadata: Annotated[dict[str, Any], Field(max_length=0)] | None = None
 
     @property

@@ -31,12 +31,16 @@ class CompletionOffsets:
 
     def logprobs(self, delta: Delta) -> CompletionLogprobs:
         """Those of the choice's next piece."""
+        texts = [self._tokens.piece(token_id).text for token_id in delta.token_ids]
         offsets = []
-        for token_id in delta.token_ids:
-            offsets.append(self._offset)
-            self._offset += len(self._stream.push(token_id))
+        for token_id, text in zip(delta.token_ids, texts, strict=True):
+            start = self._offset
+            shown = self._stream.push(token_id)
+            self._offset += len(shown)
+            # Behind a character that stayed unfinished comes more than the token's own text.
+            offsets.append(self._offset - len(text) if shown.endswith(text) else start)
         return CompletionLogprobs(
-            tokens=[self._tokens.piece(token_id).text for token_id in delta.token_ids],
+            tokens=texts,
             token_logprobs=[_finite(value) for value in delta.log_probs],
             text_offset=offsets,
         )

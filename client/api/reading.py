@@ -15,6 +15,16 @@ _REASONS = REFUSALS | {
     "logprobs": "only the chosen tokens' log probabilities are known, not those of alternatives; send 0 to"
     " /v1/completions, and true or false to /v1/chat/completions."
 }
+_NEUTRAL_ONLY = (
+    "literal_error",
+    "none_required",
+    "too_long",
+    "bool_type",
+    "value_error",
+    "less_than_equal",
+    "greater_than_equal",
+)
+"""What pydantic calls a value that a type for neutral values does not admit."""
 MAX_SHOWN_CHARACTERS = 100
 
 
@@ -42,7 +52,7 @@ def _refusal(kind: str, loc: Sequence[str | int], sentence: str, body: bytes) ->
     if kind == "missing":
         return ApiError(400, f"The field '{path}' is missing.", param=path, code="missing_field")
     name = str(loc[0])
-    if name in _REASONS and kind in ("literal_error", "none_required", "too_long", "bool_type"):
+    if name in _REASONS and kind in _NEUTRAL_ONLY:
         return ApiError(
             400, f"'{name}' cannot be used as asked: {_REASONS[name]}", param=name, code="unsupported_value"
         )
@@ -53,10 +63,9 @@ def _steps_in(value: Any, loc: Sequence[str | int], *, is_missing: bool) -> list
     """The location without the names of union members, which are no part of the value."""
     steps: list[str | int] = []
     for index, step in enumerate(loc):
-        in_object = isinstance(value, dict) and step in value
-        in_list = isinstance(value, list) and isinstance(step, int) and step < len(value)
-        if in_object or in_list:
-            value = value[step]
+        found = _values_at(value, step)
+        if found:
+            value = found[0]
         elif not (is_missing and index == len(loc) - 1):
             continue
         steps.append(step)
@@ -65,8 +74,17 @@ def _steps_in(value: Any, loc: Sequence[str | int], *, is_missing: bool) -> list
 
 def _value_at(value: Any, loc: Sequence[str | int]) -> Any:
     for step in _steps_in(value, loc, is_missing=False):
-        value = value[step]
+        value = _values_at(value, step)[0]
     return value
+
+
+def _values_at(value: Any, step: str | int) -> list[Any]:
+    """The value at one step of a location, or nothing."""
+    if isinstance(value, dict):
+        return [value[step]] if step in value else []
+    if isinstance(value, list) and isinstance(step, int):
+        return value[step : step + 1]
+    return []
 
 
 def _shown(value: Any) -> str:

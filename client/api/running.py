@@ -1,10 +1,11 @@
 """Runs the front end's app on a listening socket until a signal ends it."""
 
+import asyncio
 import json
 import socket
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
@@ -49,6 +50,8 @@ async def serve(config: "ApiConfig", listener: socket.socket) -> None:
         flush=True,
     )
     await server.serve(sockets=[listener])
+    # uvicorn raised the signal again: after Ctrl-C that cancels this task, which takes effect at a wait.
+    await asyncio.sleep(0)
 
 
 def settings_from(config: "ApiConfig") -> ApiSettings:
@@ -72,7 +75,7 @@ def tokenizer_directory(engine: Path) -> Path:
     return inner if inner.is_dir() else engine
 
 
-def _manifest(engine: Path) -> dict[str, object]:
+def _manifest(engine: Path) -> dict[str, Any]:
     """An engine's manifest; empty for a directory that is no engine."""
     if not engine.is_dir():
         raise ConfigError(

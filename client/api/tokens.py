@@ -60,8 +60,8 @@ class Tokens:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._tokenizer.decode, list(token_ids))
 
     def text_stream(self) -> TokenText:
-        """Turns tokens into text one at a time, special ones included."""
-        return TokenText(self._tokenizer, skips_special_tokens=False)
+        """Turns tokens into text one at a time, as the server does."""
+        return TokenText(self._tokenizer)
 
     def close(self) -> None:
         """Ends the thread."""

@@ -54,7 +54,7 @@ class GuideCompiler:
             from llguidance.hf import from_tokenizer
             from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-            tokenizer = AutoTokenizer.from_pretrained(self._tokenizer_dir)
+            tokenizer = AutoTokenizer.from_pretrained(self._tokenizer_dir, trust_remote_code=False)
             ends = list(self._end_ids) or ([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])
             if not isinstance(tokenizer, PreTrainedTokenizerFast) or not ends:
                 raise RequestError(

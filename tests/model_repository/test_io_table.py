@@ -44,6 +44,20 @@ def test_read_refuses_with_a_sentence(tensors: dict[str, np.ndarray], sentence: 
         TABLE.read(tensors)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("WORDS", np.array([[b"a"] * 1025], np.object_), "'words' has 1025 values; 1024 are allowed."),
+        ("WORDS", np.array([[b"a" * 5_000_000] * 2], np.object_), "'words' has 10000000 bytes; 8388608 are allowed."),
+        ("NUMBERS", np.zeros((1, (1 << 22) + 1), np.int32), "'NUMBERS' has 4194305 values; 4194304 are allowed."),
+    ],
+)
+def test_what_is_too_long_is_refused_unread(name: str, value: np.ndarray, sentence: str) -> None:
+    numbers = Field(name="NUMBERS", dtype="INT32", shape=(-1,), meaning="Numbers.", is_optional=True)
+    with pytest.raises(RequestError, match=f"^{sentence}$"):
+        ModelTable(name="m", inputs=(WORDS, numbers), outputs=()).read({name: value})
+
+
 @pytest.mark.parametrize("value", [limit(1), np.zeros((1, 0), np.int32).reshape(1, 0)])
 def test_neutral_and_empty_values_use_nothing(value: np.ndarray) -> None:
     WIDTH.refuse_use(value[0])
