@@ -82,7 +82,7 @@ def explanation_of(engine: Engine, config: ExplainConfig) -> Explanation:
 
     manifest = engine.manifest
     tree = manifest.tree if config.tree is None else parse_trees(config.tree, manifest.heads)
-    tokenizer = AutoTokenizer.from_pretrained(engine.tokenizer_dir)
+    tokenizer = AutoTokenizer.from_pretrained(engine.tokenizer_dir, trust_remote_code=False)
     scheduler = Scheduler(load_executor(engine), tree, config.acceptance)
     recorder = Recorder(scheduler, tokenizer)
     sampling = SamplingParams(
