@@ -10,7 +10,7 @@ from furcate.decoding.drafters.proposer import DraftRows
 from furcate.decoding.logits.processing import processing_of
 from furcate.decoding.sampling import SamplingRows
 from furcate.decoding.sequence import NewTokens, Sequence
-from furcate.decoding.step import PromptChunk, StepResult
+from furcate.decoding.step import PromptChunk, PromptResult, StepResult
 
 
 def draft_rows(sequences: list[Sequence], device: torch.device) -> DraftRows:
@@ -57,6 +57,12 @@ def sampling_rows(sequences: list[Sequence], vocab_size: int, device: torch.devi
         processing=processing_of([sequence.logits for sequence in sequences], device),
         returns_log_probs=any(p.returns_log_probs for p in params),
     )
+
+
+def first_tokens(result: PromptResult) -> NewTokens:
+    """A prompt's first token, on the host."""
+    log_probs = [result.log_prob] if result.log_prob is not None else []
+    return NewTokens(token_ids=[result.token_id], logits=[result.chosen_logit], log_probs=log_probs)
 
 
 def new_tokens(result: StepResult) -> list[NewTokens]:

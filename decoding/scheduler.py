@@ -16,7 +16,7 @@ from furcate.builder.errors import RequestError
 from furcate.builder.scheduling_config import Reservation, SchedulingConfig
 from furcate.builder.tree_config import TreeConfig
 from furcate.decoding.adaptive import Ladder
-from furcate.decoding.batch import draft_rows, new_tokens, prompt_chunk, sampling_rows
+from furcate.decoding.batch import draft_rows, first_tokens, new_tokens, prompt_chunk, sampling_rows
 from furcate.decoding.cache import PagePool
 from furcate.decoding.counts import SchedulerCounts, Totals, counts_of, num_committed_pages
 from furcate.decoding.executors.executor import EngineExecutor
@@ -28,12 +28,12 @@ from furcate.decoding.logits.guide import GuideCompiler
 from furcate.decoding.logits.processing import TextLogits, text_logits_of
 from furcate.decoding.request import Request, StepOutput
 from furcate.decoding.sampling import SamplingRows
-from furcate.decoding.sequence import NewTokens, Sequence
+from furcate.decoding.sequence import Sequence
 from furcate.decoding.step import Step, StepRows
 from furcate.decoding.threads import settle_threads
 
 ALONE = SchedulingConfig(prefix_reuse=False)
-"""For a scheduler that may share its executor's cache with another: what one keeps, the other would overwrite."""
+"""For a scheduler that may share its executor's cache: what one keeps, another would overwrite."""
 
 
 class Scheduler:
@@ -166,9 +166,9 @@ class Scheduler:
         sequence.turn = self._num_turns
 
     def _give_room(self, sequence: Sequence) -> bool:
-        if self.scheduling.reservation is Reservation.FULL:
-            return self._pages.promise(sequence, self._most_tokens(sequence.request))
-        return self._pages.promise(sequence, len(sequence.token_ids) + self._step.num_slots)
+        is_full = self.scheduling.reservation is Reservation.FULL
+        num_tokens = self._most_tokens(sequence.request) if is_full else len(sequence.token_ids) + self._step.num_slots
+        return self._pages.promise(sequence, num_tokens)
 
     def _most_tokens(self, request: Request) -> int:
         return len(request.prompt_ids) + request.sampling.max_tokens + self._step.num_slots
@@ -179,8 +179,7 @@ class Scheduler:
         for sequence in sequences:
             sentence = self._line.overdue(sequence)
             if sentence is not None:
-                output = sequence.cancelled(sentence)
-                outputs[output.request_id] = output
+                output = outputs[sequence.request.request_id] = sequence.cancelled(sentence)
                 self._totals.num_overdue += 1
                 self._totals.count_end(output)
                 self._end(sequence)
@@ -249,13 +248,11 @@ class Scheduler:
         first = self._step.prefill(chunk, self._sampling_rows([sequence]))
         self._totals.num_prefill_tokens += length
         sequence.cache_length += length
-        output = sequence.waiting()
-        if first is not None:
+        if first is None:
+            output = sequence.waiting()
+        else:
             sequence.root_id, sequence.state = first.token_id, first.state
-            log_probs = [first.log_prob] if first.log_prob is not None else []
-            output = sequence.output(
-                NewTokens(token_ids=[first.token_id], logits=[first.chosen_logit], log_probs=log_probs)
-            )
+            output = sequence.output(first_tokens(first))
         if output.error is None:
             self._pages.keep(sequence, self._num_settled_rows(sequence))
         return output

@@ -41,6 +41,8 @@ class SequencePages:
     def promise(self, sequence: Sequence, num_tokens: int) -> bool:
         """Sets pages for so many tokens aside; False when there is no room for them now."""
         num_pages = self.pool.pages_for(num_tokens)
+        if sequence.num_promised_pages is not None and num_pages <= sequence.num_promised_pages:
+            return True
         promised = max(num_pages - len(sequence.pages), sequence.num_promised)
         room = self.pool.num_free + self.num_cached - self.pool.num_promised
         if promised - sequence.num_promised > room:

@@ -20,6 +20,7 @@ from furcate.builder.scheduling_config import Reservation, SchedulingConfig
 from furcate.decoding.executors.torch import TorchExecutor
 from furcate.decoding.request import FinishReason, Request, SamplingParams
 from furcate.decoding.scheduler import Scheduler
+from furcate.decoding.tune_measure import PassTimes
 
 SYSTEM = tuple(range(40, 75))
 PROMPTS = [
@@ -35,10 +36,14 @@ MOST_TOKENS = 45
 NUM_PAGES = 9
 """The largest request needs 8 of them."""
 
+
+def asked_for(prompt: tuple[int, ...], sampling: SamplingParams, max_tokens: int, priority: int = 0) -> Request:
+    sampling = replace(sampling, max_tokens=max_tokens)
+    return Request(request_id=0, prompt_ids=prompt, sampling=sampling, priority=priority)
+
+
 ASKED = st.builds(
-    lambda prompt, sampling, max_tokens, priority: Request(
-        request_id=0, prompt_ids=prompt, sampling=replace(sampling, max_tokens=max_tokens), priority=priority
-    ),
+    asked_for,
     st.sampled_from(PROMPTS),
     st.sampled_from([GREEDY, SEEDED]),
     st.sampled_from([1, 12, 30, MOST_TOKENS]),
@@ -46,11 +51,14 @@ ASKED = st.builds(
 )
 
 CONFIGS = {
-    "full": SchedulingConfig(prefix_reuse=False),
-    "full, reusing": SchedulingConfig(prefill_tokens_per_step=20),
+    "full": SchedulingConfig(prefill_tokens_per_step=20),
     "optimistic": SchedulingConfig(reservation=Reservation.OPTIMISTIC, prefix_reuse=False),
     "optimistic, reusing": SchedulingConfig(reservation=Reservation.OPTIMISTIC),
+    "optimistic, adaptive": SchedulingConfig(reservation=Reservation.OPTIMISTIC),
 }
+CHEAP_MS: dict = {"verify_ms": {1: 20, 64: 21}, "draft_ms": {0: 1, 8: 1}}
+CHEAP = PassTimes(**CHEAP_MS)
+DEAR = PassTimes(verify_ms={1: 10, 64: 600}, draft_ms={0: 1, 8: 3})
 NUM_PREEMPTED = dict.fromkeys(CONFIGS, 0)
 
 
@@ -59,7 +67,9 @@ def executors(tiny_engine):
     """The same engine twice: one to be tried, one for texts alone."""
     sizes = {"prefill_chunk_tokens": 16, "max_batch_size": 3, "max_context_tokens": 110}
     engine = tiny_engine("eagle3", tree="dynamic:8/1/3", max_pool_tokens=16 * NUM_PAGES, **sizes)
-    return [TorchExecutor(read_engine(engine)) for _ in range(2)]
+    executors = [TorchExecutor(read_engine(engine)) for _ in range(2)]
+    executors[0].manifest = replace(executors[0].manifest, tuning={"device": "cpu", **CHEAP_MS})
+    return executors
 
 
 @pytest.fixture(scope="module")
@@ -86,14 +96,17 @@ def machine_of(executor, name, text_alone):
     class Machine(RuleBasedStateMachine):
         def __init__(self):
             super().__init__()
-            self.scheduler = Scheduler(executor, scheduling=CONFIGS[name])
+            self.scheduler = Scheduler(executor, scheduling=CONFIGS[name], is_adaptive="adaptive" in name)
+            self.num_steps = 0
             self.requests: dict[int, Request] = {}
             self.texts: dict[int, tuple[int, ...]] = {}
             self.finished: set[int] = set()
 
-        @initialize(asked=st.lists(ASKED, min_size=4, max_size=6))
+        @initialize(asked=st.lists(ASKED, min_size=1, max_size=3))
         def begin(self, asked):
-            for request in asked:
+            """Three that begin with 6 pages together and end with 15, and some others."""
+            long = [asked_for(PROMPTS[index], GREEDY, MOST_TOKENS) for index in (0, 2, 5)]
+            for request in long + asked:
                 self.add(request)
 
         @rule(asked=ASKED)
@@ -119,7 +132,14 @@ def machine_of(executor, name, text_alone):
             """Steps of some of the live requests, as when others have their turn later."""
             for _ in range(count):
                 ids = [number for number in self.scheduler.sequences if shares[number % 8]]
+                self.make_trees_dear_or_cheap()
                 self.take(self.scheduler.step(ids))
+
+        def make_trees_dear_or_cheap(self):
+            """An adaptive scheduler decodes plainly for three steps, and drafts in the next three."""
+            ladder, self.num_steps = self.scheduler._ladder, self.num_steps + 1
+            if ladder is not None:
+                ladder.times = DEAR if self.num_steps // 3 % 2 else CHEAP
 
         def take(self, outputs):
             for output in outputs:
@@ -156,6 +176,7 @@ def machine_of(executor, name, text_alone):
             for _ in range(600):
                 if not self.scheduler.sequences:
                     break
+                self.make_trees_dear_or_cheap()
                 self.take(self.scheduler.step())
                 self.no_page_is_lost()
             assert not self.scheduler.sequences, "a request never finishes"
@@ -171,7 +192,7 @@ def machine_of(executor, name, text_alone):
     return Machine
 
 
-@pytest.mark.parametrize("num_lives", [6, pytest.param(150, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_lives", [3, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_random_lives_on_a_short_pool(executors, text_alone, name, num_lives):
     run_state_machine_as_test(
