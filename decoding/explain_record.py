@@ -97,7 +97,7 @@ class Recorder:
         self.acceptance = step.acceptance.value
         if isinstance(step.proposer, MergedProposer):
             self.drafts = [RecordingProposer(part) for part in step.proposer.parts]
-            step.proposer.parts = list(self.drafts)
+            step.proposer.parts = list(self.drafts)  # pyright: ignore[reportAttributeAccessIssue]
         elif step.proposer is not None:
             self.drafts = [RecordingProposer(step.proposer)]
             step.proposer = self.drafts[0]  # pyright: ignore[reportAttributeAccessIssue]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from furcate.builder.acceptance_config import Acceptance
 from furcate.builder.build import build_engine
+from furcate.builder.cli import main
 from furcate.builder.config import BuildConfig, Executor
 from furcate.builder.engine import read_engine
 from furcate.builder.errors import ConfigError
@@ -201,6 +202,19 @@ def test_an_engine_says_what_its_heads_are(executors):
     plain = replace(manifest, head=None, more_heads=()).kv_bytes_per_token()
     assert manifest.kv_bytes_per_token() == sum(part.kv_bytes_per_token() - plain for part in parts) + plain
     assert manifest.feature_layers == sum((part.feature_layers for part in parts), ())
+
+
+def test_the_command_takes_a_head_again_and_again(tiny_target, tiny_heads, tmp_path, monkeypatch, capsys):
+    heads = [word for name in ("medusa", "eagle") for word in ("--head", str(tiny_heads[name]))]
+    options = ["--target", str(tiny_target), "--output", str(tmp_path / "engine"), "--tree", "chain:2"]
+    monkeypatch.setattr("sys.argv", ["build_engine", *options, *heads])
+    main()
+    manifest = read_engine(tmp_path / "engine").manifest
+    assert [head.kind.value for head in manifest.heads] == ["medusa", "eagle"]
+    assert str(manifest.tree) == "chain:2+chain:2"
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "medusa from" in printed
+    assert "eagle from" in printed
 
 
 @pytest.mark.parametrize(
