@@ -11,6 +11,7 @@ import yaml
 ROOT = Path(__file__).parents[1]
 DOCKERFILE = ROOT / "docker/Dockerfile"
 COMPOSE = ROOT / "docker/compose.yaml"
+TWO_GPUS = ROOT / "docker/compose.two-gpus.yaml"
 KUBERNETES = ROOT / "docker/kubernetes"
 GUIDE = ROOT / "docs/deploy.md"
 MANIFESTS = tuple(KUBERNETES / name for name in ("build.yaml", "serve.yaml", "autoscale.yaml"))
@@ -54,24 +55,31 @@ def commands_in_yaml(path: Path) -> list[list[str]]:
             found += commands_in_text(words[0])
         elif words[0] in ("furcate", "build_engine"):
             found.append(words)
+        elif words[0] == "mpirun":
+            found += commands_in_text(words[-1])
     return found
 
 
 def build_options() -> list[str]:
     """What compose.yaml builds when nobody says otherwise."""
-    default = documents(COMPOSE)[0]["services"]["engine"]["environment"]["BUILD_OPTIONS"]
+    return _default_options(COMPOSE)
+
+
+def _default_options(path: Path) -> list[str]:
+    default = documents(path)[0]["services"]["engine"]["environment"]["BUILD_OPTIONS"]
     return shlex.split(re.fullmatch(r"\$\{BUILD_OPTIONS:-(.*)\}", default).group(1))  # pyright: ignore[reportOptionalMemberAccess]
 
 
 def all_commands() -> list[tuple[str, list[str]]]:
     """(file, words) of every command in the deployment's files."""
     found = []
-    for path in (COMPOSE, KSERVE, *MANIFESTS):
+    for path in (COMPOSE, TWO_GPUS, KSERVE, *MANIFESTS):
         found += [(path.name, words) for words in commands_in_yaml(path)]
     blocks = re.findall(r"```\n(.*?)```", GUIDE.read_text(), re.DOTALL)
     found += [(GUIDE.name, words) for block in blocks for words in commands_in_text(block)]
     shells = re.findall(r"^CMD \[(.*)\]$", DOCKERFILE.read_text(), re.MULTILINE)
     found += [(DOCKERFILE.name, [word.strip('" ') for word in shell.split(",")]) for shell in shells]
+    found.append((TWO_GPUS.name, ["build_engine", *_default_options(TWO_GPUS), "--output", "x"]))
     in_environment = re.findall(r'BUILD_OPTIONS="(.*)"', GUIDE.read_text())
     found += [(GUIDE.name, ["build_engine", *shlex.split(each), "--output", "x"]) for each in in_environment]
     return [(name, _with_options(words)) for name, words in found]

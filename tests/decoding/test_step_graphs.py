@@ -17,10 +17,13 @@ from torch.utils._pytree import tree_flatten
 from torch_runtime import TorchRuntime, as_tensorrt_engine
 
 from furcate.builder.acceptance_config import Acceptance
+from furcate.builder.build import build_engine
+from furcate.builder.config import BuildConfig, DataType
 from furcate.builder.engine import read_engine
 from furcate.builder.ops import torch as torch_ops
 from furcate.builder.tree_config import parse_tree
 from furcate.decoding.drafters.proposer import DraftRows
+from furcate.decoding.executors.graphs import cuda_capture
 from furcate.decoding.executors.tensorrt import TensorRTExecutor
 from furcate.decoding.executors.torch import TorchExecutor
 from furcate.decoding.request import Request, SamplingParams
@@ -53,12 +56,14 @@ def graphs_of(executor, step: Step, capture=replayed) -> StepGraphs:
     return StepGraphs(executor, step.run_uncaptured, (1, 2, 4), step.num_slots, capture)
 
 
-def texts(executor, tree: str, acceptance: Acceptance, is_captured: bool) -> tuple[dict, StepGraphs | None]:
+def texts(
+    executor, tree: str, acceptance: Acceptance, is_captured: bool, capture=replayed
+) -> tuple[dict, StepGraphs | None]:
     """The tokens of every step of four requests that come one after the other, and the graphs that ran them."""
     head = executor.head
     config = parse_tree(tree, head.kind if head else None, num_heads=head.num_heads if head else 0)
     scheduler = Scheduler(executor, config, acceptance)
-    graphs = graphs_of(executor, scheduler._step) if is_captured else None
+    graphs = graphs_of(executor, scheduler._step, capture) if is_captured else None
     scheduler._step.graphs = graphs
     generator = torch.Generator().manual_seed(7)
     out: dict[int, list] = {}
@@ -90,6 +95,24 @@ def test_captured_steps_of_filled_up_batches_give_the_same_steps(tiny_engine, he
     assert graphs is not None
     assert {variant.batch for variant in graphs.captured} >= {1, 4}, "three rows ran in the program of four"
     assert {variant.is_greedy for variant in graphs.captured} == {True, False}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("head", "tree", "acceptance"), [
+    ("eagle3", "dynamic:16/4/4", Acceptance.MATCH), ("eagle", "chain:4", Acceptance.BLOCK), ("medusa", "chain:3", Acceptance.MATCH),
+])  # fmt: skip
+def test_on_a_gpu_replayed_graphs_give_the_uncaptured_steps(example_model, tmp_path, request, head, tree, acceptance):
+    """With the example model, whose heads are as wide as the kernels want them."""
+    config = BuildConfig(
+        target=example_model, head=(request.config.rootpath / "examples" / "heads" / head,), output=tmp_path / "engine",
+        dtype=DataType.FLOAT32, max_batch_size=4,
+    )  # fmt: skip
+    engine = read_engine(build_engine(config).path)
+    expected, _ = texts(TorchExecutor(engine, "cuda"), tree, acceptance, is_captured=False)
+    captured, graphs = texts(TorchExecutor(engine, "cuda"), tree, acceptance, is_captured=True, capture=cuda_capture)
+    assert captured == expected
+    assert graphs is not None
+    assert len(graphs.captured) >= 2, "CUDA refused a graph, and the steps ran uncaptured"
 
 
 def test_draft_models_catch_up_in_filled_up_batches(model_executors):

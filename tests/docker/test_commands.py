@@ -7,7 +7,18 @@ from pathlib import Path
 
 import pytest
 import tyro
-from deployment_files import COMPOSE, DOCKERFILE, GUIDE, KSERVE, KUBERNETES, ROOT, all_commands, document, documents
+from deployment_files import (
+    COMPOSE,
+    DOCKERFILE,
+    GUIDE,
+    KSERVE,
+    KUBERNETES,
+    ROOT,
+    TWO_GPUS,
+    all_commands,
+    document,
+    documents,
+)
 
 from furcate.builder.config import BuildConfig, Executor
 from furcate.builder.tensorrt_engine import check_tensorrt_config
@@ -27,12 +38,19 @@ def of(program: str) -> list[tuple[str, list[str]]]:
 def test_the_commands_are_found() -> None:
     assert {name for name, _ in of("furcate")} == {
         "compose.yaml",
+        "compose.two-gpus.yaml",
         "kserve.yaml",
         "serve.yaml",
         "deploy.md",
         "Dockerfile",
     }
-    assert {name for name, _ in of("build_engine")} == {"compose.yaml", "build.yaml", "deploy.md", "Dockerfile"}
+    assert {name for name, _ in of("build_engine")} == {
+        "compose.yaml",
+        "compose.two-gpus.yaml",
+        "build.yaml",
+        "deploy.md",
+        "Dockerfile",
+    }
 
 
 @pytest.mark.parametrize(
@@ -52,6 +70,16 @@ def test_build_engine_takes_it(name: str, words: list[str]) -> None:
     config = tyro.cli(BuildConfig, args=words[1:], config=settings)
     if config.executor is Executor.TENSORRT:
         check_tensorrt_config(config)
+
+
+def test_every_module_that_is_run_is_there() -> None:
+    texts = [TWO_GPUS.read_text(), GUIDE.read_text()]
+    modules = {module for text in texts for module in re.findall(r"python -m (\S+)", text)}
+    assert modules == {"furcate.decoding.executors.worker"}
+    for module in modules:
+        done = subprocess.run([sys.executable, "-m", module], capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == "worker: 0 arguments were given; give one, the engine that rank 0 serves.\n"
 
 
 def test_hf_has_the_options() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import kubernetes_validate
 import pytest
-from deployment_files import COMPOSE, DOCKERFILE, KSERVE, KUBERNETES, MANIFESTS, documents
+from deployment_files import COMPOSE, DOCKERFILE, KSERVE, KUBERNETES, MANIFESTS, TWO_GPUS, documents
 
 BIN = Path(sys.executable).parent
 KUBERNETES_VERSION = "1.37"
@@ -27,8 +27,9 @@ def test_hadolint_would_find_something(tmp_path: Path) -> None:
     assert [found["code"] for found in json.loads(done.stdout)] == ["DL3007"]
 
 
-def test_compose_file_is_of_the_compose_specification() -> None:
-    check = [BIN / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", COMPOSE]
+@pytest.mark.parametrize("path", [COMPOSE, TWO_GPUS], ids=lambda path: path.name)
+def test_compose_file_is_of_the_compose_specification(path: Path) -> None:
+    check = [BIN / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", path]
     done = subprocess.run(check, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
