@@ -3,7 +3,7 @@
 A request's life: `add` checks it and puts it in line; it gets room when the pool can promise it the pages it needs; its prompt
 runs in chunks, from where kept pages of earlier texts end; then one speculative step at a time; its last output carries the
 finish reason, and by then its pages are free, or kept for those to come. One that is put back in line (only where pages are
-promised optimistically) keeps its drafter's state, computes its tokens' K/V again, and goes on as if nothing had been.
+promised optimistically) keeps its drafter's state, computes its K/V again, and goes on as if nothing had been.
 """
 
 from collections.abc import Iterable
@@ -50,10 +50,7 @@ class Scheduler:
         is_adaptive: bool | None = None,
         scheduling: SchedulingConfig = ALONE,
     ) -> None:
-        """Tree, rule and adaptivity are the engine's own unless said otherwise; another tree is not adaptive unless said so.
-
-        Prefix reuse needs the executor's cache to itself.
-        """
+        """Tree, rule and adaptivity are the engine's own unless said otherwise; another tree is not adaptive unless said so."""
         self.executor = executor
         self.manifest = executor.manifest
         self.scheduling = scheduling
@@ -234,10 +231,9 @@ class Scheduler:
 
     def _reuse(self, sequence: Sequence) -> None:
         """Takes over kept rows, so many that the drafter's state is still computed (or, put back in line, kept) as it must be."""
+        num_rows = min(sequence.num_rows_to_fill, num_lasting_rows(sequence, self._step, self._ladder))
         if sequence.root_id is None:
-            num_rows = sequence.num_rows_to_fill - 1
-        else:
-            num_rows = min(sequence.num_rows_to_fill, num_lasting_rows(sequence, self._step, self._ladder))
+            num_rows -= 1
         before = sequence.stats.num_reused_tokens
         self._pages.reuse(sequence, num_rows)
         self._totals.num_reused_tokens += sequence.stats.num_reused_tokens - before

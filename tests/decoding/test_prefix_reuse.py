@@ -35,7 +35,7 @@ PROMPTS = [
 
 
 @pytest.fixture(scope="module")
-def engine_of(tiny_engine, engine_with, more_heads, noisy_target):
+def engine_of(tiny_engine, engine_with, tiny_heads, more_heads, noisy_target):
     """An engine with each kind of drafter; its pool is big enough for everything to be kept."""
 
     def build(kind: str) -> Path:
@@ -44,6 +44,9 @@ def engine_of(tiny_engine, engine_with, more_heads, noisy_target):
             settings["tree"] = "dynamic:12/2/3"
         if kind in more_heads:
             return engine_with(more_heads[kind], **settings)
+        if kind == "medusa and model":
+            heads = (tiny_heads["medusa"], noisy_target)
+            return engine_with(heads, acceptance=Acceptance.MATCH, max_pool_tokens=16384)
         if kind == "model":
             return engine_with(noisy_target, acceptance=Acceptance.MATCH, **settings)
         return tiny_engine(None if kind == "none" else kind, **settings)
@@ -86,7 +89,7 @@ def test_texts_are_the_same_with_and_without_reuse(engine_of, kind):
     assert plain.counts.num_cached_pages == plain.counts.num_reused_pages == 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "medusa and model"])
 def test_a_conversation_goes_on_from_what_was_generated(engine_of, kind):
     """The next prompt holds the last answer: its rows are reused as if they had been a prompt's."""
     plain, reusing = plain_and_reusing(engine_of(kind))
