@@ -23,8 +23,7 @@ class ServerProcess:
         with log_file.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", bound_exec.__file__, str(os.getpid()), *command],
-                # Without the variable, models leave compiled files in the repository.
-                env={**os.environ, **environment, "PYTHONDONTWRITEBYTECODE": "1"},
+                env={**os.environ, **environment},
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 pass_fds=(inherited,),

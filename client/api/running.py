@@ -1,6 +1,5 @@
 """Runs the front end's app on a listening socket until a signal ends it."""
 
-import asyncio
 import json
 import socket
 import time
@@ -50,8 +49,6 @@ async def serve(config: "ApiConfig", listener: socket.socket) -> None:
         flush=True,
     )
     await server.serve(sockets=[listener])
-    # uvicorn raised the signal again: after Ctrl-C that cancels this task, which takes effect at a wait.
-    await asyncio.sleep(0)
 
 
 def settings_from(config: "ApiConfig") -> ApiSettings:

@@ -43,22 +43,20 @@ def test_http_listens_on_the_loopback_address_whatever_the_host(
 
 
 @pytest.mark.server
-def test_serving_writes_nothing_into_repository_and_engine(
-    tiny_server: TritonServer, tiny_engine: Callable[..., Path], tmp_path: Path
+def test_serving_changes_no_file_of_repository_and_engine(
+    tiny_server: TritonServer, tiny_engine: Callable[..., Path]
 ) -> None:
-    engine = tiny_engine("eagle3")
-    fresh = write_repository(tmp_path / "repository", engine_dir=engine)
+    engine, repository = tiny_engine("eagle3"), tiny_server.config.repository
+    before = hashes(repository, engine)
     with Client(tiny_server.grpc_url) as client:
         client.generate("Hello", max_tokens=4, chat=True)
-    served = {
-        path.relative_to(tiny_server.config.repository): each
-        for path, each in hashes(tiny_server.config.repository).items()
-    }
-    written = {path.relative_to(fresh): each for path, each in hashes(fresh).items()}
-    assert served.keys() == written.keys()
-    assert {path for path in served if path.suffix == ".py" and served[path] != written[path]} == set()
-    manifest = json.loads((engine / "manifest.json").read_text())
+    assert hashes(repository, engine) == before
+    own = {path.relative_to(repository) for path in hashes(repository) if "__pycache__" not in path.parts}
+    models = {path.name for path in repository.iterdir()}
+    assert {path.parts[0] for path in own} == models
+    assert {path.name for path in own} == {"config.pbtxt", "model.py"}
     found = {str(path.relative_to(engine)): each for path, each in hashes(engine).items()}
+    manifest = json.loads((engine / "manifest.json").read_text())
     assert {name: each for name, each in found.items() if name != "manifest.json"} == manifest["files"]
 
 

@@ -16,22 +16,22 @@ MODEL = "tiny"
 
 
 @contextmanager
-def front_end(engine: Path, server_url: str, *options: str) -> Iterator[str]:
-    """The base URL of a `furcate api` process of our own."""
+def front_end(engine: Path, server_url: str, log_file: Path, *options: str) -> Iterator[str]:
+    """The base URL of a `furcate api` process of our own. Its log goes to a file: a full pipe would hold it up."""
     command = [sys.executable, "-m", "furcate.client.cli", "api", str(engine), "--url", server_url, "--port", "auto"]
-    process = subprocess.Popen(
-        [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8"
-    )
+    with log_file.open("w") as log:
+        process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=log, text=True)
     assert process.stdout is not None
     line = process.stdout.readline()
     try:
-        assert line.startswith("Listening: "), process.communicate(timeout=30)
+        assert line.startswith("Listening: "), log_file.read_text()
         yield line.split()[1].removesuffix("/v1")
     finally:
         process.terminate()
-        output, log = process.communicate(timeout=60)
-    assert (process.returncode, output) == (0, "Ended.\n"), log
-    assert "Traceback" not in log, log
+        output, _ = process.communicate(timeout=60)
+    text = log_file.read_text()
+    assert (process.returncode, output) == (0, "Ended.\n"), text
+    assert "Traceback" not in text, text
 
 
 @pytest.fixture(scope="session")
@@ -39,10 +39,10 @@ def api_url(
     tiny_server: TritonServer, tiny_engine: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
     """A front end that wants a key and has small limits, for all tests that leave it as it was."""
-    keys = tmp_path_factory.mktemp("keys") / "keys.txt"
+    keys = tmp_path_factory.mktemp("front_end") / "keys.txt"
     keys.write_text(f"# who may ask\n{KEY}\nanother-key\n")
     options = ["--api-key-file", str(keys), "--model-name", MODEL, "--default-max-tokens", "24"]
-    with front_end(tiny_engine("eagle3"), tiny_server.grpc_url, *options) as url:
+    with front_end(tiny_engine("eagle3"), tiny_server.grpc_url, keys.with_name("api.log"), *options) as url:
         yield url
 
 

@@ -45,6 +45,8 @@ def test_without_a_server_it_says_so_and_ends_in_order(number: signal.Signals, e
         url = f"grpc://127.0.0.1:{nobody.getsockname()[1]}"
     process = subprocess.Popen(
         [*COMMAND, str(engine), "--url", url, "--port", "auto"],
+        # A test run in the background ignores Ctrl-C, and its children would too.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
