@@ -154,7 +154,9 @@ class Fused:
 
     def _cancel(self, turn: Turn) -> Reply:
         """Ends the requests with that client id (their pages are back now), and says so."""
-        found = [answer for answer in self._answers.values() if answer.client_id == turn.cancel_id]
+        # An empty id only asks whether the model lives: it must not end the requests that have none.
+        named = turn.cancel_id or None
+        found = [answer for answer in self._answers.values() if answer.client_id == named]
         for answer in found:
             self._mark_cancelled(answer)
         if not found and turn.cancel_id:

@@ -201,6 +201,16 @@ def test_a_cancelled_request_gives_its_pages_back_before_its_next_turn(model: Mo
     model.assert_idle()
 
 
+def test_asking_for_life_ends_no_request_without_an_id(model: Model) -> None:
+    alone = tokens_of(model.run_all([first_turn(1)])[1])
+    model.fused.run([first_turn(1)])
+    (reply,) = model.fused.run([Turn(key=9, is_first=True, cancel_id="")])
+    assert reason_of([reply]) == "unknown"
+    replies = model.run_all([Turn(key=1, is_first=False)])[1]
+    assert (reason_of(replies), tokens_of(replies)) == ("length", alone)
+    model.assert_idle()
+
+
 def test_a_request_that_gets_no_more_turns_can_be_dropped(model: Model) -> None:
     model.fused.run([first_turn(1)])
     assert model.scheduler.num_allocated_pages > 0
