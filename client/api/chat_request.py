@@ -6,8 +6,8 @@ from pydantic import Field
 
 from furcate.client.api.fields import MAX_INT32, Hint, Name, OnlyTrue, SamplingFields, Strict
 
-MAX_MESSAGES = 4096
-MAX_PARTS = 1024
+MAX_MESSAGES = 1024
+MAX_PARTS = 128
 MAX_TOOLS = 128
 
 

@@ -23,6 +23,12 @@ _REFUSED: dict[int, str] = {
     502: "The model's server failed or cannot be reached.",
     503: "Too much is running here, or the model does not answer.",
 }
+_EVENT = {
+    "type": "object",
+    "description": "One event. Its data is a chunk as JSON, an error as JSON, or, at last, [DONE].",
+    "properties": {"data": {"type": "string"}},
+    "required": ["data"],
+}
 _MODELS: tuple[type[BaseModel], ...] = (
     ChatRequest,
     CompletionRequest,
@@ -73,7 +79,7 @@ def _paths(settings: ApiSettings) -> dict[str, Any]:
 def _generation(asked: type[BaseModel], answer: type[BaseModel]) -> dict[str, Any]:
     operation = _operation(f"{(asked.__doc__ or '').splitlines()[0]}", answer, *_REFUSED)
     operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": _schema(asked)}}}
-    operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+    operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": _EVENT}
     return operation
 
 
