@@ -204,8 +204,11 @@ def test_whole_table_is_within_its_budgets(arch, head_dim, line, has_fp8_pages):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("arch", "head_dim", "line"), table_lines(PLUGIN_TACTICS))
-def test_whole_plugin_table_is_within_48_kilobytes(arch, head_dim, line):
-    kernel = attention_kernel(arch, line.tactic, Variant(), head_dim=head_dim)
+@pytest.mark.parametrize("has_fp8_pages", [False, True])
+def test_whole_plugin_table_is_within_48_kilobytes(arch, head_dim, line, has_fp8_pages):
+    if has_fp8_pages and arch < FIRST_FP8_ARCH:
+        pytest.skip(f"sm_{arch} does not convert e4m3")
+    kernel = attention_kernel(arch, line.tactic, Variant(has_fp8_pages=has_fp8_pages), head_dim=head_dim)
     check_attention(kernel, line.max_rows or line.tactic.block_m)
     assert kernel.report.shared_bytes <= PLUGIN_SHARED_BYTES
     assert launchable_ptx(kernel)  # reads none of triton's hidden parameters
