@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import prod
 
 from torch import Tensor
@@ -51,7 +51,7 @@ def weight_format(weights: Iterable[Tensor | QuantisedWeight]) -> str | None:
     return None if not found else found.pop() if len(found) == 1 else "mixed"
 
 
-def plain_weights(weights: EngineWeights) -> dict[str, Tensor]:
+def plain_weights(weights: Mapping[str, Tensor | QuantisedWeight]) -> dict[str, Tensor]:
     """The weights of an engine that keeps none in few bits."""
     plain = {name: weight for name, weight in weights.items() if isinstance(weight, Tensor)}
     assert len(plain) == len(weights), "the torch executor's weights are dequantised"

@@ -7,6 +7,7 @@ rank0.safetensors   tables that several plans share, the draft vocabulary, and w
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from furcate.builder.engine import WEIGHTS_FILE, Manifest
 from furcate.builder.errors import BuildError, ConfigError
 from furcate.builder.few_bits import EngineWeights, plain_weights
 from furcate.builder.gpus import Gpu, gpu_named
+from furcate.builder.network.quantised import QuantisedWeight
 from furcate.builder.network.rope import rope_table
 from furcate.builder.network.spec import DecoderSpec, HeadKind
 from furcate.builder.ops.tensorrt_plugin import PluginSettings, registered_plugins
@@ -188,7 +190,9 @@ def emit_networks(builder: Any, context: EmissionContext, manifest: Manifest, we
             yield f"rank0.{emitted.name}.engine", emitted
 
 
-def head_weights(manifest: Manifest, target: EngineWeights, head: dict[str, Tensor]) -> dict[str, Tensor]:
+def head_weights(
+    manifest: Manifest, target: Mapping[str, Tensor | QuantisedWeight], head: dict[str, Tensor]
+) -> dict[str, Tensor]:
     """The head's weights; with a draft vocabulary, its rows of the target's projection too."""
     own = {name: tensor for name, tensor in head.items() if name != "draft_token_ids"}
     assert manifest.head is not None

@@ -124,11 +124,16 @@ def _weight(module: _Module, directory: Path) -> StoredTensor:
     if "weight" not in module.parts and "weight_packed" not in module.parts:
         raise CheckpointError(f"{directory}: '{module.name}' has scales but no weight; download the checkpoint again.")
     main = module.main
+    if len(main.shape) != 2:
+        raise CheckpointError(
+            f"{main.file}: '{module.name}' is quantised as {list(main.shape)}; read are [out, in] weights."
+        )
+    rows, columns = main.shape
+    shape = (rows, columns)
     if main.dtype == torch.float8_e4m3fn:
-        shape = main.shape
         make = _fp8
     elif main.dtype == torch.uint8:
-        shape = (2 * main.shape[0], main.shape[1])
+        shape = (2 * rows, columns)
         make = _modelopt_int4
     elif main.dtype == torch.int32:
         shape = _packed_shape(module, directory)

@@ -46,8 +46,16 @@ class EngineExecutor(Protocol):
     target_pool: Tensor
     head_pool: Tensor | None
     head: HeadSpec | None
-    drafters: Sequence["EngineExecutor"]
-    """The engine as each of its heads sees it: the target beside that head, its pool and its vocabulary. The first is this one."""
+
+    @property
+    def drafters(self) -> Sequence["EngineExecutor"]:
+        """The engine as each of its heads sees it: the target beside that head, its pool and vocabulary. The first is this one."""
+        ...
+
+    @property
+    def is_capturable(self) -> bool:
+        """Whether a step on a GPU may be recorded as one graph."""
+        ...
 
     def capturing(self) -> AbstractContextManager[None]:
         """While it lasts, passes may be recorded, to be replayed later."""

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from furcate.builder.engine import Engine, Manifest
 from furcate.builder.errors import EngineMismatch
+from furcate.builder.few_bits import plain_weights
 from furcate.builder.network.inputs import PassInputs, TargetOutputs
 from furcate.builder.network.spec import DecoderSpec
 from furcate.builder.plugin_version import plugin_version
@@ -237,7 +238,7 @@ def _plan_weights(engine: Engine, plan: str, rank: int, tp_size: int) -> dict[st
     """The weights of a plan under the names it was emitted with."""
     target = engine.weights("target")
     if plan == "target":
-        return rank_weights(engine.manifest.target, target, rank, tp_size)
+        return plain_weights(rank_weights(engine.manifest.target, target, rank, tp_size))
     return head_weights(engine.manifest, target, engine.weights("head"))
 
 
