@@ -14,7 +14,7 @@ class ContinuousBatching:
     """The target under transformers' own continuous batching, so many sequences at once."""
 
     def __init__(self, target: Path, dtype: torch.dtype, end_ids: tuple[int, ...]) -> None:
-        self._model = AutoModelForCausalLM.from_pretrained(target, dtype=dtype, attn_implementation="paged|sdpa").eval()
+        self._model = AutoModelForCausalLM.from_pretrained(target, dtype=dtype, attn_implementation="sdpa").eval()
         self._end_ids = list(end_ids)
 
     def tokens_per_second(self, prompts: list[Prompt], max_tokens: int) -> float:
