@@ -26,6 +26,8 @@ FIRST_GAIN = 1.0
 LEARNING_RATE = 0.4
 SMALL_SHARE = 0.75
 """What a small tree has accepted, as a share of the whole tree's."""
+MEASURED_SIZES = (1, 4, 8, 16, 32, 128)
+"""Nodes of the passes that are timed; a batch of 32 small trees has about as many as the last."""
 FIRST_WAIT, LONGEST_WAIT = 16, 128
 """Plain steps before a tree is tried again; doubled after each try in vain."""
 
@@ -72,8 +74,8 @@ class Rung:
 
     def step_ms(self, times: PassTimes, batch: int) -> float:
         """The predicted time of a step."""
-        drafting = times.draft(self.num_passes, batch * self.width) if self.num_passes >= 0 else 0.0
-        return times.verify(batch * self.num_nodes) + drafting
+        drafting = times.draft(self.num_passes, batch * self.width, batch) if self.num_passes >= 0 else 0.0
+        return times.verify(batch * self.num_nodes, batch) + drafting
 
 
 def best_rung(rungs: list[Rung], times: PassTimes, pulses: list[Pulse]) -> int:
@@ -122,7 +124,7 @@ class Ladder:
         self.steps[1].proposer = whole.proposer
         self.rungs = [Rung.of(plain, 0.0), Rung.of(small, SMALL_SHARE), Rung.of(tree, 1.0)]
         self.times = _recorded_times(executor) or measure_passes(
-            executor, whole.proposer, (1, 4, 8, 16, 32), (1, 4), 64
+            executor, whole.proposer, MEASURED_SIZES, (1, 4, 32), 64
         )
         self.pulses: dict[int, Pulse] = {}
 
@@ -194,4 +196,9 @@ def _recorded_times(executor: EngineExecutor) -> PassTimes | None:
         return None
     tables = ({int(size): ms for size, ms in tuning[name].items()} for name in ("verify_ms", "draft_ms"))
     verify, draft = tables
-    return PassTimes(verify_ms=verify, draft_ms=draft)
+    return PassTimes(
+        verify_ms=verify,
+        draft_ms=draft,
+        verify_sequence_ms=tuning.get("verify_sequence_ms", 0.0),
+        draft_sequence_ms=tuning.get("draft_sequence_ms", 0.0),
+    )

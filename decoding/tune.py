@@ -100,6 +100,8 @@ class Tuning:
             "device": self.device,
             "verify_ms": {str(size): ms for size, ms in self.times.verify_ms.items()},
             "draft_ms": {str(width): ms for width, ms in self.times.draft_ms.items()},
+            "verify_sequence_ms": self.times.verify_sequence_ms,
+            "draft_sequence_ms": self.times.draft_sequence_ms,
             "rank_rates": self.rank_rates,
             "candidates": [
                 {"tree": str(c.tree), "predicted_ratio": c.predicted_ratio, **_without_tree(c)} for c in self.candidates

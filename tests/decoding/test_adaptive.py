@@ -1,5 +1,7 @@
 """Adaptive budgets: the same text, trees only while they pay, and a drafter that catches up."""
 
+from dataclasses import replace
+
 import pytest
 
 from furcate.builder.acceptance_config import Acceptance
@@ -50,6 +52,14 @@ def test_a_large_batch_wants_smaller_trees():
     chosen = [best_rung(RUNGS, CPU_LIKE, [Pulse(gain=3.5)] * batch) for batch in (1, 4, 32)]
     assert chosen == sorted(chosen, reverse=True)
     assert chosen[0] > chosen[-1]
+
+
+def test_where_each_sequence_has_its_own_cost_nodes_are_cheaper_than_steps():
+    pulses = [Pulse(gain=2.0)] * 32
+    own_costs = replace(CPU_LIKE, verify_sequence_ms=5.0, draft_sequence_ms=0.1)
+    assert best_rung(RUNGS, CPU_LIKE, pulses) == 0
+    assert best_rung(RUNGS, own_costs, pulses) == 1
+    assert own_costs.verify(32, 32) == CPU_LIKE.verify(32) + 31 * 5.0
 
 
 @pytest.mark.parametrize("text", ["chain:5", "chain:1", "mc_sim_7b_63", "dynamic:60/7/10", "dynamic:2/0/1"])
