@@ -1,12 +1,14 @@
 """The client library for callers without an event loop: `AsyncClient`, run on one background thread."""
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Coroutine
 from functools import cache
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
+from furcate.builder.errors import FurcateError
 from furcate.client.async_client import DEFAULT_DEADLINE_S, SIDE_CALL_S, AsyncClient, AsyncStream
 from furcate.client.options import Options
 from furcate.client.results import Delta, Generation
@@ -44,7 +46,9 @@ class Client:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
+        # What ended the block (Ctrl-C, an error) is what the caller must see, not what closing then meets.
+        with contextlib.suppress(*([FurcateError] if kind is not None else [])):
+            self.close()
 
 
 class Stream:
@@ -71,7 +75,9 @@ class Stream:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
+        # What ended the block (Ctrl-C, an error) is what the caller must see, not what closing then meets.
+        with contextlib.suppress(*([FurcateError] if kind is not None else [])):
+            self.close()
 
     @property
     def generation(self) -> Generation:
