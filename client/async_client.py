@@ -12,7 +12,7 @@ import numpy as np
 
 from furcate.builder.errors import FurcateError, RequestError, ServerError
 from furcate.client.messages import broke_off
-from furcate.client.options import Options, tensors_from_options
+from furcate.client.options import Options, parameters_from_options, tensors_from_options
 from furcate.client.results import Delta, Generation, delta_from_outputs, num_tokens_of, stats_from_outputs
 from furcate.client.transport import Call, Transport, transport_to
 
@@ -21,8 +21,13 @@ SILENCE_S = 3.0
 """After so long without a response the client asks whether the model still lives: a dead one is only silent."""
 SIDE_CALL_S = 5.0
 """How long cancelling or asking for life may take."""
+SINGLE_ANSWER_INTERVAL_MS = 500
+"""A single answer travels as a stream with so few responses: on them the server notices a client that was killed."""
 FAREWELL_S = 1.0
 """How long a call that is over may take to end by itself."""
+
+
+_CLOSED = "This client was closed; make a new one to send requests."
 
 
 class _DeadlineError(ServerError):
@@ -45,10 +50,15 @@ class AsyncClient:
         self._deadline_s = deadline_s
         self._transport: Transport = transport_to(url)
         self._side_calls: set[asyncio.Task[dict[str, np.ndarray]]] = set()
+        self._running_ids: set[str] = set()
+        self._is_closed = False
 
     async def generate(self, prompt: str, **options: Unpack[Options]) -> Generation:
         """The whole answer."""
-        stream = self._open(prompt, options, is_streaming=False)
+        excludes_prompt = options.get("exclude_input_in_output")
+        # A stream never repeats the prompt.
+        is_streaming = excludes_prompt is None or bool(excludes_prompt)
+        stream = self._open(prompt, options, is_streaming=is_streaming, interval_ms=SINGLE_ANSWER_INTERVAL_MS)
         async for _ in stream:
             pass
         return stream.generation
@@ -59,11 +69,17 @@ class AsyncClient:
 
     async def cancel(self, request_id: str) -> bool:
         """True when a request with that id was running; it ends now with the reason "cancelled"."""
+        if self._is_closed:
+            raise RequestError(_CLOSED)
         outputs = await self._side_answer(request_id)
         return outputs["finish_reason"].reshape(-1)[0] == b"cancelled"
 
     async def close(self) -> None:
-        """Gives the connections back."""
+        """Gives the connections back. Answers under way end here with a ServerError, and on the server too."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        await asyncio.gather(*(self._cancel_quietly(request_id) for request_id in self._running_ids))
         await self._transport.close()
 
     async def __aenter__(self) -> "AsyncClient":
@@ -74,30 +90,47 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
-    def _open(self, prompt: str, options: Mapping[str, object], *, is_streaming: bool) -> "AsyncStream":
+    def _open(
+        self, prompt: str, options: Mapping[str, object], *, is_streaming: bool, interval_ms: int = 0
+    ) -> "AsyncStream":
+        if self._is_closed:
+            raise RequestError(_CLOSED)
         tensors = tensors_from_options(prompt, options)
         tensors["stream"] = np.array([[is_streaming]])
         call = Call(
-            model_name="ensemble", tensors=tensors, request_id=f"furcate-{uuid.uuid4().hex}", is_streaming=is_streaming
+            model_name="ensemble",
+            tensors=tensors,
+            request_id=f"furcate-{uuid.uuid4().hex}",
+            parameters=parameters_from_options(options)
+            | ({"response_interval_ms": interval_ms} if interval_ms else {}),
+            is_streaming=is_streaming,
         )
         return AsyncStream(call, self._responses(call))
 
     async def _responses(self, call: Call) -> AsyncIterator[dict[str, np.ndarray]]:
         """The call's responses up to the last; whatever else ends it, the server is told to stop."""
+        if self._is_closed:
+            raise ServerError(_CLOSED)
         is_over = False
         deadline = time.monotonic() + self._deadline_s
         responses = self._transport.infer(call)
+        self._running_ids.add(call.request_id)
         try:
             while not is_over:
                 outputs = await self._next_response(responses, deadline)
                 is_over = bool(outputs["finish_reason"].reshape(-1)[0])
+                if self._is_closed:
+                    raise ServerError(_CLOSED)
                 yield outputs
         except (RequestError, ServerError) as error:
             is_over = not isinstance(error, _DeadlineError)
+            if self._is_closed:
+                raise ServerError(_CLOSED) from None
             raise
         finally:
+            self._running_ids.discard(call.request_id)
             await _leave(responses, is_over=is_over)
-            if not is_over:
+            if not is_over and not self._is_closed:
                 await self._cancel_quietly(call.request_id)
 
     async def _next_response(
@@ -109,6 +142,8 @@ class AsyncClient:
             while True:
                 rest_s = deadline - time.monotonic()
                 await asyncio.wait({waiting}, timeout=max(min(rest_s, SILENCE_S), 0.0))
+                if waiting.cancelled():  # not by us: gRPC does so to the calls of a channel that is closed
+                    raise broke_off(self._url, "the call was cut off")
                 if waiting.done():
                     return waiting.result()
                 if rest_s <= SILENCE_S:

@@ -42,8 +42,12 @@ class GenerateConfig:
     """Put the prompt into the target's chat template, as a user's message."""
     stop: tuple[str, ...] = ()
     """The text ends before the first of these."""
+    priority: int = 0
+    """Requests of a larger one are served first; from -100 to 100."""
+    timeout_s: float | None = None
+    """The server ends the request when it takes longer than this many seconds, the time in line included."""
     deadline_s: float = 300.0
-    """Give up after this many seconds."""
+    """Give up after this many seconds, whatever the server does."""
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -77,6 +81,10 @@ def _options(config: GenerateConfig) -> Options:
         options["top_p"] = config.top_p
     if config.seed is not None:
         options["seed"] = config.seed
+    if config.priority:
+        options["priority"] = config.priority
+    if config.timeout_s is not None:
+        options["timeout_s"] = config.timeout_s
     if config.stop:
         options["stop"] = config.stop
     return options

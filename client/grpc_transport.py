@@ -44,11 +44,15 @@ class GrpcTransport:
 
 
 async def _requests(call: Call) -> AsyncIterator[dict[str, Any]]:
+    parameters = dict(call.parameters)
     yield {
         "model_name": call.model_name,
         "inputs": [_input(name, array) for name, array in call.tensors.items()],
         "request_id": call.request_id,
-        "parameters": dict(call.parameters),
+        "timeout": parameters.pop(
+            "timeout", None
+        ),  # a field of its own to NVIDIA's client, which refuses the parameter
+        "parameters": parameters,
     }
 
 

@@ -34,9 +34,9 @@ class HttpTransport:
                 if answer.is_error:
                     raise error_from_message(_error_text(await answer.aread(), answer.status_code))
                 if call.is_streaming:
-                    async for line in answer.aiter_lines():
-                        if line.startswith("data:"):
-                            yield _tensors(line.removeprefix("data:"))
+                    async for line in _lines(answer):
+                        if line.startswith(b"data:"):
+                            yield _tensors(line.removeprefix(b"data:").decode())
                 else:
                     yield _tensors((await answer.aread()).decode())
         except httpx2.ConnectError as error:
@@ -47,6 +47,16 @@ class HttpTransport:
     async def close(self) -> None:
         """Closes the connections."""
         await self._client.aclose()
+
+
+async def _lines(answer: httpx2.Response) -> AsyncIterator[bytes]:
+    """The lines of a stream. Not httpx's: they end at whatever Unicode ends lines with, and texts may hold that as it is."""
+    rest = b""
+    async for piece in answer.aiter_bytes():
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            yield line
+    yield rest
 
 
 def _body(call: Call) -> bytes:

@@ -36,8 +36,17 @@ class Options(TypedDict, total=False):
     frequency_penalty: float
     return_log_probs: bool
     exclude_input_in_output: bool
+    priority: int
+    """Requests of a larger one are served first, from -100 to 100; 0 is usual."""
+    timeout_s: float
+    """The server ends the request, with an error, when it takes longer, the time in line included."""
 
 
+_PARAMETERS = ("priority", "timeout_s")
+"""Options that go with a request as parameters, not as tensors."""
+_PRIORITY = Field(name="priority", dtype="INT32", shape=(1,), meaning="Which requests come first.")
+SHORTEST_TIMEOUT_S, LONGEST_TIMEOUT_S = 1e-6, 1e9
+"""Triton counts in whole microseconds."""
 _INPUT_NAMES = {"chat": "apply_chat_template", "stop": "stop_words"}
 _FIELDS = {field.name: field for field in ENSEMBLE.inputs}
 
@@ -49,14 +58,32 @@ def tensors_from_options(prompt: str, options: Mapping[str, object]) -> dict[str
         "max_tokens": tensor_from_value(_FIELDS["max_tokens"], DEFAULT_MAX_TOKENS),
     }
     for option, value in options.items():
+        if option in _PARAMETERS:
+            continue
         name = _INPUT_NAMES.get(option, option)
         if name not in _FIELDS:
             raise RequestError(
-                f"Unknown option '{option}'; the options are: {', '.join(sorted({*_INPUT_NAMES, *_FIELDS}))}."
+                f"Unknown option '{option}'; the options are: {', '.join(sorted({*_INPUT_NAMES, *_PARAMETERS, *_FIELDS}))}."
             )
         if value is not None:
             tensors[name] = tensor_from_value(_FIELDS[name], value)
     return tensors
+
+
+def parameters_from_options(options: Mapping[str, object]) -> dict[str, int]:
+    """The request's parameters; RequestError when a value is not right. The server checks the priority's range."""
+    parameters = {}
+    priority, timeout_s = options.get("priority"), options.get("timeout_s")
+    if priority is not None:
+        parameters["priority_level"] = int(tensor_from_value(_PRIORITY, priority).item())
+    if timeout_s is not None:
+        if not isinstance(timeout_s, int | float) or not SHORTEST_TIMEOUT_S <= timeout_s <= LONGEST_TIMEOUT_S:
+            raise RequestError(
+                f"'timeout_s' is {timeout_s!r:.100}; it must be from {SHORTEST_TIMEOUT_S:g} to {LONGEST_TIMEOUT_S:g}"
+                " seconds."
+            )
+        parameters["timeout"] = round(timeout_s * 1e6)
+    return parameters
 
 
 def tensor_from_value(field: Field, value: object) -> np.ndarray:

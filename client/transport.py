@@ -17,7 +17,7 @@ class Call:
     model_name: str
     tensors: Mapping[str, np.ndarray]
     request_id: str
-    parameters: Mapping[str, str] = field(default_factory=dict)
+    parameters: Mapping[str, str | int] = field(default_factory=dict)
     is_streaming: bool = False
 
 

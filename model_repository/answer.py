@@ -1,5 +1,6 @@
 """One answer of `tensorrt_llm` while it grows, and the tensors that tell of it."""
 
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +19,15 @@ class Answer:
     completed the stop text, and `postprocessing` cuts the text.
     """
 
-    def __init__(self, *, request: Request, asked: EngineRequest, client_id: str, tokenizer: Decodes) -> None:
+    def __init__(
+        self,
+        *,
+        request: Request,
+        asked: EngineRequest,
+        client_id: str,
+        tokenizer: Decodes,
+        response_interval_s: float = 0.0,
+    ) -> None:
         self.request = request
         self.client_id = client_id
         self.is_cancelled = False
@@ -28,6 +37,8 @@ class Answer:
         self._ids: list[int] = list(request.prompt_ids) if asked.includes_prompt else []
         self._num_prompt_ids = len(self._ids)
         self._num_sent = 0
+        self._response_interval_s = response_interval_s
+        self._responded_at = time.monotonic()
         self._log_probs: list[float] = []
         min_tokens = request.sampling.min_tokens
         has_stops = bool(asked.stop_texts)
@@ -53,6 +64,8 @@ class Answer:
         """The tensors of a response in mid-stream; None when there is nothing to send yet."""
         if not self._asked.is_streaming or self._num_sent == len(self._ids):
             return None
+        if time.monotonic() - self._responded_at < self._response_interval_s:
+            return None
         return self._tensors("")
 
     def last_outputs(self, reason: FinishReason) -> dict[str, np.ndarray]:
@@ -63,6 +76,7 @@ class Answer:
         earlier, fresh = self._ids[: self._num_sent], self._ids[self._num_sent :]
         log_probs = self._log_probs[max(self._num_sent - self._num_prompt_ids, 0) :]
         self._num_sent = len(self._ids)
+        self._responded_at = time.monotonic()
         has_log_probs = self.request.sampling.returns_log_probs
         return TENSORRT_LLM.outputs_from(
             {

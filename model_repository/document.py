@@ -19,8 +19,8 @@ furcate adds is marked "added".
 3. `tensorrt_llm` takes the request in. Triton's iterative sequence batching hands all live requests to `execute()`
    again and again; each call is one step for the whole batch: prompt chunks and decode steps mixed. A request that is
    not right, or that fails, ends alone.
-4. Without `stream` there is exactly one response; with it, one for each step that gave tokens. The last one has a
-   `finish_reason`.
+4. Without `stream` there is exactly one response; with it, one for each step that gave tokens, or, with the request
+   parameter `response_interval_ms` (0 to 60000), one for all tokens of such a time. The last one has a `finish_reason`.
 5. `postprocessing` makes text. Tokens are read one at a time, so the pieces of a stream make exactly the text of a
    single response.
 
@@ -30,9 +30,12 @@ furcate adds is marked "added".
 - **Stop words** end the text before themselves, wherever they fall in the tokens.
 - **Cancelling**: a stream ends within about 50 ms, or with its next response, after its client cancels it, closes its
   gRPC channel or HTTP connection, or dies: `postprocessing` sees that on the next response and tells `tensorrt_llm`.
-  Without `stream` there is no response to see it on, and Triton does not pass a cancel through an ensemble: such a
-  request runs to its end, unless a request to `tensorrt_llm` with the parameter `cancel_id` (any input values) names
-  its request id; so does the old contract's `stop` input with the same request id. furcate's client does it for you.
+  Without `stream` there is no response to see it on: Triton asks whether an ensemble's client is gone only when it
+  starts another step of the ensemble, and every response of a step counts as one of all its outputs, so no hidden
+  response can stand in. Such a request runs to its end, unless a request to `tensorrt_llm` with the parameter
+  `cancel_id` (any input values) names its request id; so does the old contract's `stop` input with the same request id.
+  Who wants one text and yet to be missed asks for a stream with a `response_interval_ms` and joins it: furcate's client
+  does so in `generate`, and sends the `cancel_id` too when it is left, closed, cancelled or past its deadline.
 - **Turns**: requests wait for room in the K/V pool in the order they came. The request parameter `priority_level`
   (-100 to 100, larger first, default 0) changes that; `timeout` (microseconds; Triton's own field over gRPC, a parameter
   of `generate`) ends a request that takes longer, with one sentence that begins "Timed out:". `max_waiting_requests` and

@@ -11,6 +11,9 @@ from furcate.model_repository.io_table import text_from_bytes
 from furcate.model_repository.tables import TENSORRT_LLM
 from furcate.model_repository.word_lists import sequences_from_tensor
 
+LONGEST_RESPONSE_INTERVAL_MS = 60_000
+"""A stream whose client is gone is noticed with its next response, so there must be one now and then."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineDefaults:
@@ -66,6 +69,17 @@ def read_urgency(parameters: Mapping[str, object], timeout_us: int) -> Urgency:
         priority=_whole_parameter(parameters, "priority_level", 0),
         timeout_s=(_whole_parameter(parameters, "timeout", timeout_us) or 0) / 1e6 or None,
     )
+
+
+def read_response_interval_s(parameters: Mapping[str, object]) -> float:
+    """How long a stream's tokens are gathered for one response: its parameter `response_interval_ms`, in seconds."""
+    interval_ms = _whole_parameter(parameters, "response_interval_ms", 0)
+    if not 0 <= interval_ms <= LONGEST_RESPONSE_INTERVAL_MS:
+        raise RequestError(
+            f"the request's parameter 'response_interval_ms' is {interval_ms}; it must be from 0 (every step) to"
+            f" {LONGEST_RESPONSE_INTERVAL_MS}."
+        )
+    return interval_ms / 1e3
 
 
 def _whole_parameter(parameters: Mapping[str, object], name: str, default: int) -> int:

@@ -14,7 +14,12 @@ import numpy as np
 from furcate.builder.errors import RequestError
 from furcate.decoding.request import FinishReason, Request, StepOutput
 from furcate.model_repository.answer import Answer, outputs_of_cancel
-from furcate.model_repository.engine_request import EngineDefaults, read_request, read_urgency
+from furcate.model_repository.engine_request import (
+    EngineDefaults,
+    read_request,
+    read_response_interval_s,
+    read_urgency,
+)
 from furcate.model_repository.supervision import refusal_of_new_work
 from furcate.model_repository.text_stream import Decodes
 
@@ -133,6 +138,7 @@ class Fused:
         try:
             asked = read_request(turn.tensors, self._defaults)
             urgency = read_urgency(turn.parameters, turn.timeout_us)
+            interval_s = read_response_interval_s(turn.parameters)
             request = Request(
                 request_id=self._next_request_id,
                 prompt_ids=asked.prompt_ids,
@@ -146,7 +152,13 @@ class Fused:
         except Exception as error:
             self._log_failure(error)
             return _failure(error)
-        answer = Answer(request=request, asked=asked, client_id=turn.client_id, tokenizer=self._tokenizer)
+        answer = Answer(
+            request=request,
+            asked=asked,
+            client_id=turn.client_id,
+            tokenizer=self._tokenizer,
+            response_interval_s=interval_s,
+        )
         self._answers[turn.key] = answer
         if turn.client_id and self._early_cancels.pop(turn.client_id, "none") is None:
             self._mark_cancelled(answer)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from furcate.builder.errors import RequestError
-from furcate.client.options import tensors_from_options
+from furcate.client.options import parameters_from_options, tensors_from_options
 
 
 def test_options_become_the_ensembles_inputs() -> None:
@@ -29,6 +29,25 @@ def test_none_is_left_to_the_server() -> None:
 def test_unknown_option_names_the_known_ones() -> None:
     with pytest.raises(RequestError, match=r"Unknown option 'temprature'; the options are: .*\btemperature\b"):
         tensors_from_options("a", {"temprature": 1.0})
+
+
+def test_priority_and_timeout_become_parameters_and_no_tensors() -> None:
+    options = {"priority": -7, "timeout_s": 1.5, "seed": 3}
+    assert parameters_from_options(options) == {"priority_level": -7, "timeout": 1_500_000}
+    assert tensors_from_options("a", options).keys() == {"text_input", "max_tokens", "seed"}
+    assert parameters_from_options({"priority": None, "timeout_s": None}) == {}
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1.0, 1e-7, 1e10, float("nan"), "1"])
+def test_a_timeout_that_is_no_time_is_refused(timeout_s: object) -> None:
+    with pytest.raises(RequestError, match=r"'timeout_s' is .*; it must be from 1e-06 to 1e\+09 seconds"):
+        parameters_from_options({"timeout_s": timeout_s})
+
+
+@pytest.mark.parametrize("priority", [1.5, "high", 2**31])
+def test_a_priority_that_is_no_whole_number_is_refused(priority: object) -> None:
+    with pytest.raises(RequestError, match=r"'priority' is .*, which is no INT32 value"):
+        parameters_from_options({"priority": priority})
 
 
 @pytest.mark.parametrize(

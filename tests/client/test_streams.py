@@ -105,6 +105,16 @@ def test_one_response_and_stream_agree(scheme: str, index: int, tiny_server: Tri
     assert len(pieces) > 3
 
 
+@pytest.mark.parametrize("scheme", ["grpc", "http"])
+def test_a_text_may_hold_what_unicode_ends_lines_with(scheme: str, tiny_server: TritonServer) -> None:
+    text = "a\u2028b\u0085c\nd"
+    url = tiny_server.grpc_url if scheme == "grpc" else tiny_server.http_url
+    guide = {"guided_decoding_guide_type": "regex", "guided_decoding_guide": text}
+    with Client(url) as client:
+        assert client.generate("Hello", max_tokens=20, **guide).text == text
+        assert "".join(delta.text for delta in client.stream("Hello", max_tokens=20, **guide)) == text
+
+
 def test_counts_and_times_are_consistent(client: Client) -> None:
     generation = client.generate("Hello", max_tokens=24, end_id=-1)
     stats = generation.stats

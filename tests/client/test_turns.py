@@ -2,14 +2,18 @@
 
 import json
 import queue
+import subprocess
 import urllib.error
 import urllib.request
 
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from served_command import FURCATE
 from tritonclient.utils import np_to_triton_dtype
 
+from furcate.builder.errors import RequestError
+from furcate.client import Client
 from furcate.client.server import TritonServer
 
 pytestmark = pytest.mark.server
@@ -51,6 +55,27 @@ def test_a_priority_is_taken_or_refused(tiny_server: TritonServer) -> None:
     assert "error" not in generate(tiny_server, max_tokens=2, parameters={"priority_level": 5})
     answer = generate(tiny_server, max_tokens=2, parameters={"priority_level": 500})
     assert "priority is 500; it must be from -100 to 100" in str(answer["error"])
+
+
+@pytest.mark.parametrize("scheme", ["grpc", "http"])
+def test_the_client_s_options_reach_the_engine(scheme: str, tiny_server: TritonServer) -> None:
+    url = tiny_server.grpc_url if scheme == "grpc" else tiny_server.http_url
+    with Client(url, deadline_s=60) as client:
+        usual = client.generate("Hello", max_tokens=4)
+        assert client.generate("Hello", max_tokens=4, priority=5, timeout_s=60).token_ids == usual.token_ids
+        for call in (client.generate, lambda *prompt, **options: list(client.stream(*prompt, **options))):
+            with pytest.raises(RequestError, match=TIMED_OUT):
+                call("Hello", max_tokens=390, end_id=-1, timeout_s=0.001)
+            with pytest.raises(RequestError, match="priority is -101; it must be from -100 to 100"):
+                call("Hello", priority=-101)
+
+
+def test_the_command_s_options_reach_the_engine(tiny_server: TritonServer) -> None:
+    command = [*FURCATE, "generate", "Hello", "--url", tiny_server.grpc_url, "--max-tokens", "300"]
+    for options, message in {("--timeout-s", "0.001"): TIMED_OUT, ("--priority", "101"): "priority is 101;"}.items():
+        done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 2
+        assert message in done.stderr
 
 
 def test_the_same_prompt_again_reuses_its_pages_and_says_the_same(tiny_server: TritonServer) -> None:

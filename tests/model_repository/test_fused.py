@@ -1,14 +1,17 @@
 """The `fused` model without Triton, on a real engine: turns in, replies out."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
 from furcate.decoding.scheduler import Scheduler
+from furcate.model_repository import answer
 from furcate.model_repository.engine_request import EngineDefaults
 from furcate.model_repository.fused import Fused, Reply, Turn
 
@@ -86,6 +89,30 @@ def test_one_response_or_one_for_each_step_with_the_same_tokens(model: Model) ->
     assert len(tokens_of(replies[1])) == len(tokens_of(replies[2])) == 20
     assert reason_of(replies[1]) == reason_of(replies[2]) == "length"
     model.assert_idle()
+
+
+def test_a_stream_s_tokens_are_gathered_for_the_time_it_asks_for(model: Model) -> None:
+    every_step = first_turn(1, streaming=True)
+    gathered = replace(every_step, parameters={"response_interval_ms": 60_000})
+    replies = model.run_all([gathered])[1]
+    assert len([reply for reply in replies if reply.outputs]) == 1
+    assert tokens_of(replies) == tokens_of(model.run_all([every_step])[1])
+    for wrong in (-1, 60_001):
+        (reply,) = model.run_all([replace(every_step, parameters={"response_interval_ms": wrong})])[1]
+        assert reply.error == (
+            f"the request's parameter 'response_interval_ms' is {wrong}; it must be from 0 (every step) to 60000."
+        )
+    model.assert_idle()
+
+
+def test_a_stream_responds_again_once_its_time_is_over(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count()
+    monkeypatch.setattr(answer, "time", SimpleNamespace(monotonic=lambda: next(clock) * 0.05))
+    turn = replace(first_turn(1, streaming=True), parameters={"response_interval_ms": 100})
+    replies = model.run_all([turn])[1]
+    responses = [index for index, reply in enumerate(replies) if reply.outputs]
+    assert len(responses) > 2
+    assert all(later - earlier > 1 for earlier, later in itertools.pairwise(responses[:-1]))
 
 
 def test_responses_of_a_stream_say_what_came_before(model: Model) -> None:
