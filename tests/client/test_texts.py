@@ -116,8 +116,9 @@ def test_the_old_clients_request_works_unchanged(client: Client, tiny_server: Tr
     assert "".join(texts) == client.generate("Hello", max_tokens=10).text
 
 
-def test_generate_gives_exactly_one_json_object(tiny_server: TritonServer) -> None:
-    body = json.dumps({"text_input": "Hello", "max_tokens": 10, "bad_words": "", "stop_words": ""}).encode()
+@pytest.mark.parametrize("said", [{}, {"stream": False}], ids=["nothing-said", "stream-false"])
+def test_generate_gives_exactly_one_json_object(said: dict[str, bool], tiny_server: TritonServer) -> None:
+    body = json.dumps({"text_input": "Hello", "max_tokens": 10, "bad_words": "", "stop_words": ""} | said).encode()
     with urllib.request.urlopen(f"{tiny_server.http_url}/v2/models/ensemble/generate", data=body) as answer:
         values = json.loads(answer.read())
     assert values["model_name"] == "ensemble"
