@@ -155,9 +155,7 @@ class AsyncClient:
         except StopAsyncIteration:
             raise broke_off(self._url, "the stream ended") from None
         finally:
-            if not waiting.done():
-                waiting.cancel()
-                await asyncio.wait({waiting})
+            await _end(waiting)
 
     async def _check_alive(self) -> None:
         """Raises the server's error when the model is dead; a model that is only slow is given time."""
@@ -211,9 +209,21 @@ class AsyncClient:
 async def _leave(responses: AsyncIterator[dict[str, np.ndarray]], *, is_over: bool) -> None:
     """Closes a call; one that is over is left to end by itself: cutting it off then would leave a mark on the server."""
     if is_over:
-        with contextlib.suppress(FurcateError, StopAsyncIteration, TimeoutError):
-            await asyncio.wait_for(anext(responses), FAREWELL_S)
+        farewell = asyncio.ensure_future(anext(responses))
+        try:
+            await asyncio.wait({farewell}, timeout=FAREWELL_S)
+        finally:
+            await _end(farewell)
     await responses.aclose()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+async def _end(waiting: "asyncio.Future[dict[str, np.ndarray]]") -> None:
+    """Cuts a wait off, if it is not over; how it ended does not matter (a closed channel cancels it by itself)."""
+    if not waiting.done():
+        waiting.cancel()
+        await asyncio.wait({waiting})
+    if not waiting.cancelled():
+        waiting.exception()  # asked for here, so that asyncio does not report it as never retrieved
 
 
 class AsyncStream:

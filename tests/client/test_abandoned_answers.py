@@ -14,6 +14,7 @@ from served_gauges import gauge, is_idle_soon
 
 from furcate.builder.errors import FurcateError, RequestError, ServerError
 from furcate.client import Client
+from furcate.client.options import Options
 from furcate.client.server import TritonServer
 
 pytestmark = pytest.mark.server
@@ -79,13 +80,16 @@ def test_a_deadline(url: str, assert_cancelled: Callable[[], None]) -> None:
         assert_cancelled()
 
 
-def test_a_client_that_is_closed(url: str, tiny_server: TritonServer, assert_cancelled: Callable[[], None]) -> None:
+@pytest.mark.parametrize("options", [{}, {"exclude_input_in_output": False}], ids=["usual", "one_response"])
+def test_a_client_that_is_closed(
+    url: str, options: Options, tiny_server: TritonServer, assert_cancelled: Callable[[], None]
+) -> None:
     client = Client(url)
     raised: list[FurcateError] = []
 
     def call() -> None:
         try:
-            client.generate("Hello", max_tokens=390, end_id=-1)
+            client.generate("Hello", max_tokens=390, end_id=-1, **options)
         except FurcateError as error:
             raised.append(error)
 
