@@ -30,6 +30,7 @@ def tree_attention_split(
     HAS_NORMS: tl.constexpr, IS_RAGGED: tl.constexpr, IS_CHAIN: tl.constexpr, HAS_OFFSET: tl.constexpr,
     IS_SINGLE: tl.constexpr, IS_FUSED: tl.constexpr, IS_PACKED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, STAGES: tl.constexpr,
+    HEAD_PARTS: tl.constexpr,
 ):  # fmt: skip
     """Grid (M blocks, splits, B * KV heads); with IS_SINGLE `out` is [B, N, Hq*D], else partials and their stats.
 
@@ -69,7 +70,7 @@ def tree_attention_split(
 
     m, total, acc = attend_prefix(
         q, position, pool, table, cache_length, qk_scale, split, num_splits,
-        D, DP, PAGE, HKV * D, BLOCK_M, BLOCK_N, STAGES, SOFTCAP, WINDOW, PRECISION,
+        D, DP, PAGE, HKV * D, BLOCK_M, BLOCK_N, STAGES, SOFTCAP, WINDOW, PRECISION, HEAD_PARTS,
     )  # fmt: skip
     if split == num_splits - 1:
         mask_rows = tree_mask_ptr + (b * num_nodes + node) * num_words
@@ -78,7 +79,7 @@ def tree_attention_split(
             m, total, acc = attend_earlier_nodes(
                 q, position, pool, table, cache_length, qk_scale, m, total, acc,
                 mask_rows, is_row, last, node_offset, num_words, num_pages,
-                D, DP, PAGE, HKV * D, BLOCK_T, SOFTCAP, WINDOW, PRECISION, IS_CHAIN,
+                D, DP, PAGE, HKV * D, BLOCK_T, SOFTCAP, WINDOW, PRECISION, HEAD_PARTS, IS_CHAIN,
             )  # fmt: skip
         end = num_valid
         if IS_CHAIN:
@@ -90,7 +91,8 @@ def tree_attention_split(
             mask_rows, is_row, last, node_offset, num_words, num_pages,
             qkv_ptr + b * num_nodes * QKV_WIDTH + (HQ + h) * D, positions_ptr + b * num_nodes, num_valid, end,
             is_storing, rope_cos_ptr, rope_sin_ptr, key_norm_ptr, k_scale, v_scale,
-            HQ, HKV, D, DP, PAGE, KV_DTYPE, EPS, BLOCK_T, SOFTCAP, WINDOW, PRECISION, IS_CHAIN, HAS_NORMS, IS_FUSED,
+            HQ, HKV, D, DP, PAGE, KV_DTYPE, EPS, BLOCK_T, SOFTCAP, WINDOW, PRECISION,
+            HEAD_PARTS, IS_CHAIN, HAS_NORMS, IS_FUSED,
         )  # fmt: skip
 
     if IS_FP8:

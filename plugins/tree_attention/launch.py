@@ -68,6 +68,7 @@ def kernel_constants(spec: AttentionSpec, tactic: Tactic, page_size: int) -> dic
         "BLOCK_N": tactic.block_n,
         "BLOCK_T": tactic.block_t,
         "STAGES": tactic.num_stages,
+        "HEAD_PARTS": tactic.head_parts,
     }
 
 

@@ -21,7 +21,8 @@ def attend_new_nodes(
     key_rows, positions, num_valid, end, is_storing, rope_cos_ptr, rope_sin_ptr, key_norm_ptr, k_scale, v_scale,
     HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PAGE: tl.constexpr,
     KV_DTYPE: tl.constexpr, EPS: tl.constexpr, BLOCK_T: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr,
-    PRECISION: tl.constexpr, IS_CHAIN: tl.constexpr, HAS_NORMS: tl.constexpr, IS_FUSED: tl.constexpr,
+    PRECISION: tl.constexpr, HEAD_PARTS: tl.constexpr, IS_CHAIN: tl.constexpr, HAS_NORMS: tl.constexpr,
+    IS_FUSED: tl.constexpr,
 ):  # fmt: skip
     """(m, total, acc) after nodes 0 .. end - 1; `key_rows` and `positions` are those of the sequence's node 0."""
     QKV_WIDTH: tl.constexpr = (HQ + 2 * HKV) * D
@@ -51,6 +52,7 @@ def attend_new_nodes(
             node_offset + new, IS_CHAIN, WINDOW,
         )  # fmt: skip
         m, total, acc = attend_block(
-            q, widened(k, q.dtype), widened(v, q.dtype), is_attended, m, total, acc, qk_scale, SOFTCAP, PRECISION
-        )
+            q, widened(k, q.dtype), widened(v, q.dtype), is_attended, m, total, acc, qk_scale,
+            SOFTCAP, PRECISION, HEAD_PARTS,
+        )  # fmt: skip
     return m, total, acc

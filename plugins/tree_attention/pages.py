@@ -19,6 +19,7 @@ def attend_prefix(
     q, position, pool, table, cache_length, qk_scale, split, num_splits,
     D: tl.constexpr, DP: tl.constexpr, PAGE: tl.constexpr, ROW_WIDTH: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, STAGES: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr,
+    HEAD_PARTS: tl.constexpr,
 ):  # fmt: skip
     """(m, total, acc) of the split's share of the prefix: greatest scores, sums of weights, weighted values."""
     d = tl.arange(0, DP)
@@ -57,8 +58,9 @@ def attend_prefix(
         if WINDOW is not None:
             is_attended = position[:, None] - (start + n)[None, :] < WINDOW
         m, total, acc = attend_block(
-            q, widened(k, q.dtype), widened(v, q.dtype), is_attended, m, total, acc, qk_scale, SOFTCAP, PRECISION
-        )
+            q, widened(k, q.dtype), widened(v, q.dtype), is_attended, m, total, acc, qk_scale,
+            SOFTCAP, PRECISION, HEAD_PARTS,
+        )  # fmt: skip
         page = next_page
     if whole < high and low < high:
         # The prefix's last, partial block: rows behind the cache's end are not read, whatever they hold.
@@ -70,8 +72,9 @@ def attend_prefix(
         if WINDOW is not None:
             is_attended = is_attended & (position[:, None] - slot[None, :] < WINDOW)
         m, total, acc = attend_block(
-            q, widened(k, q.dtype), widened(v, q.dtype), is_attended, m, total, acc, qk_scale, SOFTCAP, PRECISION
-        )
+            q, widened(k, q.dtype), widened(v, q.dtype), is_attended, m, total, acc, qk_scale,
+            SOFTCAP, PRECISION, HEAD_PARTS,
+        )  # fmt: skip
     return m, total, acc
 
 
@@ -80,7 +83,8 @@ def attend_earlier_nodes(
     q, position, pool, table, cache_length, qk_scale, m, total, acc,
     mask_rows, is_row, last, node_offset, num_words, num_pages,
     D: tl.constexpr, DP: tl.constexpr, PAGE: tl.constexpr, ROW_WIDTH: tl.constexpr, BLOCK_T: tl.constexpr,
-    SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr, IS_CHAIN: tl.constexpr,
+    SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr, HEAD_PARTS: tl.constexpr,
+    IS_CHAIN: tl.constexpr,
 ):  # fmt: skip
     """(m, total, acc) after the tree nodes that earlier calls stored behind the cache's end, under their mask bits."""
     d, t = tl.arange(0, DP), tl.arange(0, BLOCK_T)
@@ -99,6 +103,7 @@ def attend_earlier_nodes(
         k = tl.load(keys, mask=is_stored[:, None] & (d < D)[None, :], other=0.0)
         v = tl.load(values, mask=is_stored[:, None] & (d < D)[None, :], other=0.0)
         m, total, acc = attend_block(
-            q, widened(k, q.dtype), widened(v, q.dtype), is_attended, m, total, acc, qk_scale, SOFTCAP, PRECISION
-        )
+            q, widened(k, q.dtype), widened(v, q.dtype), is_attended, m, total, acc, qk_scale,
+            SOFTCAP, PRECISION, HEAD_PARTS,
+        )  # fmt: skip
     return m, total, acc

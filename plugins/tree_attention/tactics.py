@@ -6,7 +6,7 @@ memory allow on sm_90 (wide) or sm_120 (narrow) for the largest head_dim of the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from furcate.builder.errors import ConfigError
 from furcate.plugins.chips import MAX_REGISTERS_PER_THREAD, REGISTERS_PER_SM, WARP_SIZE, chip_of
@@ -28,6 +28,8 @@ class Tactic:
     num_warps: int
     num_stages: int
     ctas_per_sm: int = 1
+    head_parts: int = 1
+    """Parts of the head that q.k is summed from, one a warp. In float32 a warp has no registers for a whole wide head."""
 
     @property
     def max_registers(self) -> int:
@@ -62,6 +64,8 @@ def _line(
     )
 
 
+_BY_PARTS = replace(_blocks(16, 16, 16, 8, 2, 1), head_parts=8)
+
 TACTICS = (
     _line(16, 64, True, _blocks(16, 64, 16, 4, 3, 5), "memory bound: many small CTAs keep the most copies in flight"),
     _line(16, 128, True, _blocks(16, 64, 16, 4, 3, 3), "memory bound: 3 CTAs x 2 tiles of 32 KB in flight per SM"),
@@ -83,7 +87,9 @@ TACTICS = (
     _line(None, 128, False, _blocks(32, 32, 32, 4, 3, 2), "64 rows of 128 would spill; K/V re-reads hit the L2 cache"),
     _line(None, 256, False, _blocks(32, 16, 16, 8, 3, 1), "64 rows of 256 would spill"),
     _line(None, 64, None, _blocks(16, 32, 16, 4, 2, 2), "float32 by three tf32 products: for checking, not serving", 4),
-    _line(None, 256, None, _blocks(16, 16, 16, 8, 2, 1), "float32; spills above head_dim 64, correct all the same", 4),
+    _line(
+        None, 256, None, _BY_PARTS, "float32: q of a wide head and its tf32 remainder would fill a warp's registers", 4
+    ),
 )
 
 PLUGIN_TACTICS = (

@@ -58,7 +58,7 @@ def check_budgets(kernel: aot.CompiledKernel) -> None:
     assert re.search(rf"\.target sm_{report.arch}a?\n", kernel.ptx)
 
 
-def check_attention(kernel: aot.CompiledKernel, rows: int) -> None:
+def check_attention(kernel: aot.CompiledKernel, rows: int, widest_copy: int = 16) -> None:
     check_budgets(kernel)
     expected = chip_of(kernel.report.arch).matrix_opcode if rows > 32 else "HMMA"
     if kernel.report.opcodes is not None:
@@ -66,7 +66,12 @@ def check_attention(kernel: aot.CompiledKernel, rows: int) -> None:
     instruction = {"HMMA": "mma.sync", "HGMMA": "wgmma.mma_async", "UTCHMMA": "tcgen05.mma"}[expected]
     assert instruction in kernel.ptx
     # K/V reached by address is still copied asynchronously, sixteen bytes at a time.
-    assert re.search(r"cp\.async\.cg\.shared\.global \[ .* \], \[ .* \], 0x10", kernel.ptx)
+    assert max(copy_bytes(kernel)) == widest_copy
+
+
+def copy_bytes(kernel: aot.CompiledKernel) -> set[int]:
+    """Bytes of the asynchronous copies."""
+    return {int(size, 16) for size in re.findall(r"cp\.async\.c[ag]\.shared\.global .*?, (0x\w+)", kernel.ptx)}
 
 
 KERNELS = {
@@ -81,6 +86,8 @@ KERNELS = {
     "sm_90, a level of a tree": (90, 32, Variant(has_offset=True, is_single=True), {}),
     "sm_90, window and soft cap, fp16": (90, 64, Variant(activation="fp16"), {"sliding_window": 4096, "softcap": 50.0}),
     "sm_90, float32": (90, 64, Variant(activation="fp32"), {"head_dim": 64}),
+    "sm_90, float32, head_dim 256": (90, 64, Variant(activation="fp32"), {"head_dim": 256}),
+    "sm_120, float32, head_dim 80": (120, 64, Variant(activation="fp32"), {"head_dim": 80}),
     "sm_100, 16 rows": (100, 16, Variant(), {}),
     "sm_100, 64 rows": (100, 64, Variant(), {}),
     "sm_100, 128 rows": (100, 128, Variant(), {}),
@@ -108,6 +115,12 @@ def test_prompt_chunk_never_reads_the_mask(name, is_read):
     kernel = attention_kernel(arch, choose_tactic(arch, rows, 128, 2), variant)
     position = TREE_ATTENTION_SPLIT.kernel_arguments.index("tree_mask_ptr")
     assert (f"[tree_attention_split_param_{position}]" in kernel.ptx) == is_read
+
+
+@pytest.mark.parametrize(("arch", "rows", "expected"), [(90, 32, {8, 16}), (120, 64, {8, 16}), (90, 64, {16})])
+def test_fp8_values_are_copied_by_eight_bytes_with_warp_level_instructions(arch, rows, expected):
+    kernel = attention_kernel(arch, choose_tactic(arch, rows, 128, 2), Variant(has_fp8_pages=True))
+    assert copy_bytes(kernel) == expected
 
 
 @pytest.mark.parametrize(("arch", "rows"), [(90, 16), (90, 64), (100, 64), (120, 64)])
@@ -183,12 +196,16 @@ def test_unknown_architectures_are_named():
     assert closest_chip(121).arch == 120
 
 
+ACTIVATION_OF = {2: "bf16", 4: "fp32"}
+
+
 def table_lines(table):
     return [
         (arch, head_dim, line)
         for arch in CHIPS
         for head_dim in HEAD_DIMS
-        for line in fitting_lines(table, arch, head_dim, 2)
+        for element_bytes in ACTIVATION_OF
+        for line in fitting_lines(table, arch, head_dim, element_bytes)
     ]
 
 
@@ -198,8 +215,12 @@ def table_lines(table):
 def test_whole_table_is_within_its_budgets(arch, head_dim, line, has_fp8_pages):
     if has_fp8_pages and arch < FIRST_FP8_ARCH:
         pytest.skip(f"sm_{arch} does not convert e4m3")
-    kernel = attention_kernel(arch, line.tactic, Variant(has_fp8_pages=has_fp8_pages), head_dim=head_dim)
-    check_attention(kernel, line.max_rows or 4096)
+    variant = Variant(activation=ACTIVATION_OF[line.element_bytes], has_fp8_pages=has_fp8_pages)
+    kernel = attention_kernel(arch, line.tactic, variant, head_dim=head_dim)
+    # Pages of fp8 under float32: a tile of 16 keys of 128 bytes has eight for each thread of eight warps.
+    is_small_tile = variant == Variant(activation="fp32", has_fp8_pages=True) and 64 < head_dim <= 128
+    rows = line.max_rows or 4096 if line.element_bytes == 2 else 1
+    check_attention(kernel, rows, widest_copy=8 if is_small_tile else 16)
 
 
 @pytest.mark.slow
@@ -226,7 +247,8 @@ def test_every_page_size_is_within_its_budgets(page_size, rows):
 def test_ctas_per_sm_of_the_table(arch):
     """What choose_splits counts on, for the largest head_dim of every line."""
     for line in (*TACTICS, *PLUGIN_TACTICS):
-        if line.element_bytes != 2 or line.is_wide not in (None, chip_of(arch).has_wide_matrix_unit):
+        if line.is_wide not in (None, chip_of(arch).has_wide_matrix_unit):
             continue
-        kernel = attention_kernel(arch, line.tactic, Variant(), head_dim=line.max_head_dim)
+        variant = Variant(activation=ACTIVATION_OF[line.element_bytes])
+        kernel = attention_kernel(arch, line.tactic, variant, head_dim=line.max_head_dim)
         assert kernel.report.ctas_per_sm >= line.tactic.ctas_per_sm, line

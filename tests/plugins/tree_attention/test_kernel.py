@@ -92,6 +92,24 @@ def test_wide_tactic(interpreter, name):
     check(interpreter, SHAPES[name], launch_module.Launch(tactic=WIDE))
 
 
+BY_PARTS = {
+    "head_dim 80, random tree": CaseShape(nodes=21, head_dim=80, cache_lengths=(70, 5), page_size=32),
+    "head_dim 96, prompt chunk": CaseShape(nodes=20, head_dim=96, is_chain=True, cache_lengths=(0, 21)),
+    "head_dim 128, second level, window, softcap, norms": CaseShape(
+        nodes=9, head_dim=128, node_offset=30, sliding_window=20, softcap=3.0, has_norms=True, cache_lengths=(40,)
+    ),
+    "head_dim 256, ragged": CaseShape(nodes=7, head_dim=256, cache_lengths=(33, 0), num_nodes=(7, 3)),
+}
+
+
+@pytest.mark.parametrize("shape", BY_PARTS.values(), ids=BY_PARTS.keys())
+def test_float32_of_wide_heads_by_parts(interpreter, shape):
+    """The table's tactic: q.k is summed from the products of eight parts of the head."""
+    tactic = tactics.choose_tactic(90, 64, shape.head_dim, 4)
+    assert tactic.head_parts > 1
+    check(interpreter, shape, launch_module.Launch(tactic=tactic, num_splits=2))
+
+
 @pytest.mark.parametrize("page_size", [16, 32, 64, 128])
 def test_page_sizes_around_the_block_of_keys(interpreter, page_size):
     shape = CaseShape(page_size=page_size, cache_lengths=(129, 31), nodes=4)

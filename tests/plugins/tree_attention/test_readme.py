@@ -35,7 +35,7 @@ def test_tactic_tables_are_those_of_the_code():
         t = line.tactic
         rows_text = "more" if line.max_rows is None else f"<= {line.max_rows}"
         chip = {True: "wide", False: "narrow", None: "any"}[line.is_wide]
-        blocks = f"{t.block_m} x {t.block_n} x {t.block_t} | {t.num_warps} | {t.num_stages} | {t.ctas_per_sm}"
+        blocks = f"{t.block_m} x {t.block_n} x {t.block_t} | {t.num_warps} | {t.num_stages} | {t.ctas_per_sm} | {t.head_parts}"
         cells = f"{rows_text} | {line.max_head_dim} | {chip} | {line.element_bytes} | {blocks} | {line.reason}"
         expected.append(f"| {cells} |")
     assert rows == expected
