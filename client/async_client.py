@@ -23,7 +23,7 @@ SIDE_CALL_S = 5.0
 """How long cancelling or asking for life may take."""
 SINGLE_ANSWER_INTERVAL_MS = 500
 """A single answer travels as a stream with so few responses: on them the server notices a client that was killed."""
-FAREWELL_S = 1.0
+FAREWELL_S = 10.0
 """How long a call that is over may take to end by itself."""
 
 
@@ -50,6 +50,10 @@ class AsyncClient:
         self._deadline_s = deadline_s
         self._transport: Transport = transport_to(url)
         self._side_calls: set[asyncio.Task[dict[str, np.ndarray]]] = set()
+        self._life: asyncio.Future[dict[str, np.ndarray]] | None = None
+        """The question whether the model lives, on its way."""
+        self._heard_s = time.monotonic()
+        """When the server last said anything."""
         self._running_ids: set[str] = set()
         self._is_closed = False
 
@@ -118,6 +122,7 @@ class AsyncClient:
         try:
             while not is_over:
                 outputs = await self._next_response(responses, deadline)
+                self._heard_s = time.monotonic()
                 is_over = bool(outputs["finish_reason"].reshape(-1)[0])
                 if self._is_closed:
                     raise ServerError(_CLOSED)
@@ -158,9 +163,19 @@ class AsyncClient:
             await _end(waiting)
 
     async def _check_alive(self) -> None:
-        """Raises the server's error when the model is dead; a model that is only slow is given time."""
+        """Raises the server's error when the model is dead; a model that is only slow is given time.
+
+        Whatever any stream of this client heard lately shows life; else all silent streams share one question, so that many of
+        them do not add to a load that is the very reason for their silence.
+        """
+        if time.monotonic() - self._heard_s < SILENCE_S:
+            return
+        if self._life is None or self._life.done():
+            self._life = asyncio.ensure_future(self._side_answer(""))
+            self._life.add_done_callback(lambda life: life.cancelled() or life.exception())
         with contextlib.suppress(_SlowError):
-            await self._side_answer("")
+            await asyncio.shield(self._life)
+            self._heard_s = time.monotonic()
 
     async def _cancel_quietly(self, request_id: str) -> None:
         """Tells the server to stop; it may be gone, and then there is nothing to stop."""

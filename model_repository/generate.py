@@ -40,7 +40,7 @@ from furcate.model_repository.staged_tables import (
 )
 from furcate.model_repository.tables import ENSEMBLE, ENSEMBLE_STEPS, POSTPROCESSING, PREPROCESSING, TENSORRT_LLM
 
-LIVE_REQUESTS_PER_ROW = 4
+LIVE_REQUESTS_PER_ROW = 16
 LEAST_SPARE_REQUESTS = 32
 """How many requests take turns for each row of a step, and at least how many more than rows: requests that cancel need a
 place too. Further ones wait in order."""
