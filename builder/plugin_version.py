@@ -7,9 +7,14 @@ from importlib import resources
 from importlib.metadata import PackageNotFoundError, version
 
 SOURCES = (
-    "specification.py", "tree_attention/kernel.py", "tree_attention/launch.py", "tree_attention/tactics.py",
-    "cache_commit/kernel.py", "cache_commit/launch.py",
-)  # fmt: skip
+    "specification.py",
+    *(
+        f"tree_attention/{name}.py"
+        for name in ("ancestors", "kernel", "launch", "nodes", "pages", "rows", "softmax", "tactics")
+    ),
+    "cache_commit/kernel.py",
+    "cache_commit/launch.py",
+)
 
 
 def plugin_version() -> str:
