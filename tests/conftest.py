@@ -5,6 +5,7 @@ Nothing is trained: a tiny model's texts are noise, but every law must hold for 
 
 import json
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,6 +23,9 @@ from furcate.builder.build import build_engine
 from furcate.builder.config import BuildConfig, DataType, Layout
 from furcate.client.server import ServerConfig, TritonServer
 from furcate.model_repository.generate import write_repository
+
+# Where the tests run in the background, Ctrl-C is ignored, and every program they start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 HIDDEN, VOCAB, LAYERS, QUERY_HEADS, KV_HEADS, INNER = 64, 300, 6, 4, 2, 96
 HEAD_DIM = HIDDEN // QUERY_HEADS
