@@ -16,8 +16,8 @@ def draw_levels(curves: Mapping[str, list[Figures]], path: Path, *, title: str, 
     figure, axes = pyplot.subplots(2, 2, figsize=(10, 7), layout="constrained")
     panels = {
         "tokens/s": "tokens_per_s",
-        "time to first token, ms (median; dashed: p99)": "first_token_p50_ms",
-        "time between tokens, ms (median; dashed: p99)": "inter_token_p50_ms",
+        "to the first token, ms\n(median; dashed: p99)": "first_token_p50_ms",
+        "between tokens, ms\n(median; dashed: p99)": "inter_token_p50_ms",
         "tau, tokens a target step": "tau",
     }
     for axis, (label, name) in zip(axes.flat, panels.items(), strict=True):
