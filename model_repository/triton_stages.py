@@ -1,6 +1,8 @@
 """The models `tree_construction`, `verification` and `acceptance` of the `staged` layout. Run inside Triton's Python backend."""
 
 import traceback
+from abc import ABC, abstractmethod
+from functools import partial
 
 import triton_python_backend_utils as pb_utils  # pyright: ignore[reportMissingImports]
 
@@ -12,23 +14,15 @@ from furcate.model_repository.served_engine import served_engine
 from furcate.model_repository.triton_messages import error_response, response, tensors_of
 
 
-class StageModel:
+class StageModel(ABC):
     """One instance; a request is a whole batch of sequences."""
 
     def initialize(self, args):
-        self.load(read_engine(served_engine(args).path))
+        self._run, self._run_prompt = self.stage_of(read_engine(served_engine(args).path))
 
-    def load(self, engine):
-        """Gets ready to `run` (and `run_prompt`) stages of this engine."""
-        raise NotImplementedError
-
-    def run(self, arrays):
-        """The stage's outputs."""
-        raise NotImplementedError
-
-    def run_prompt(self, arrays):
-        """The same for a prompt's chunk."""
-        raise NotImplementedError
+    @abstractmethod
+    def stage_of(self, engine):
+        """Two functions, from a request's arrays to the stage's outputs: of a step, and of a prompt's chunk."""
 
     def execute(self, requests):
         return [self._answer(tensors_of(request)) for request in requests]
@@ -36,37 +30,38 @@ class StageModel:
     def _answer(self, arrays):
         try:
             is_prompt = arrays.pop("is_prompt", None)
-            return response(self.run(arrays) if is_prompt is None or not is_prompt.any() else self.run_prompt(arrays))
+            run = self._run if is_prompt is None or not is_prompt.any() else self._run_prompt
+            return response(run(arrays))
         except Exception as error:
             pb_utils.Logger.log_error("".join(traceback.format_exception(error)))
             return error_response(f"a stage failed ({type(error).__name__}); see the server's log")
 
 
+def _with_executor(stage_class, engine):
+    """The two functions of a stage that has an executor of its own."""
+    executor = load_executor(engine)
+    settle_threads(executor, None)
+    stage = stage_class(executor, engine.manifest.tree)
+    return stage.run, stage.run_prompt
+
+
 class TreeConstructionModel(StageModel):
     """Holds the drafter."""
 
-    def load(self, engine):
-        executor = load_executor(engine)
-        settle_threads(executor, None)
-        stage = TreeConstruction(executor, engine.manifest.tree)
-        self.run, self.run_prompt = stage.run, stage.run_prompt
+    def stage_of(self, engine):
+        return _with_executor(TreeConstruction, engine)
 
 
 class VerificationModel(StageModel):
     """Holds the target and its cache."""
 
-    def load(self, engine):
-        executor = load_executor(engine)
-        settle_threads(executor, None)
-        stage = Verification(executor, engine.manifest.tree)
-        self.run, self.run_prompt = stage.run, stage.run_prompt
+    def stage_of(self, engine):
+        return _with_executor(Verification, engine)
 
 
 class AcceptanceModel(StageModel):
-    """Holds nothing."""
+    """Holds nothing. A prompt's chunk never comes here."""
 
-    def load(self, engine):
-        self._max_depth = engine.manifest.tree.max_depth
-
-    def run(self, arrays):
-        return accept(arrays, self._max_depth)
+    def stage_of(self, engine):
+        run = partial(accept, max_depth=engine.manifest.tree.max_depth)
+        return run, run

@@ -3,27 +3,24 @@
 B batch rows, N nodes, T trials, D depth, V vocabulary.
 """
 
-import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from furcate.decoding.randomness import Draw, node_uniforms, uniforms
-from furcate.decoding.sampling import draw
+from furcate.decoding.randomness import Draw, node_uniforms
+from furcate.decoding.sampling import race
 from furcate.decoding.tree import Tree
 
 
 class CounterCoins:
-    """`Coins` for one step. A token picked at a place in the text always uses that place's own number.
+    """`Coins` for one step. A token picked at a place in the text always uses that place's own numbers.
 
     So sample-and-match emits the very text that plain sampling with the same seed emits, whatever trees it is offered.
     """
 
     def __init__(self, tree: Tree, seeds: Int64[Tensor, " B"], root_positions: Int64[Tensor, " B"]) -> None:
         num_trials = tree.token_ids.shape[1] if tree.draft_laws is None else tree.draft_laws.law_ids.shape[1]
-        offsets = torch.arange(1, tree.max_depth + 2, device=seeds.device)
-        self._depths = tree.depths
+        self._depths, self._seeds, self._root_positions = tree.depths, seeds, root_positions
         self._flips = node_uniforms(seeds, root_positions, num_trials, Draw.ACCEPT)
-        self._tokens = uniforms(seeds, root_positions[:, None] + offsets, Draw.TOKEN)
 
     def flip(self, trials: Int64[Tensor, " B"], probs: Float[Tensor, " B"]) -> Bool[Tensor, " B"]:
         """See `Coins`."""
@@ -36,5 +33,5 @@ class CounterCoins:
 
     def pick(self, nodes: Int64[Tensor, " B"], weights: Float[Tensor, "B V"]) -> Int64[Tensor, " B"]:
         """See `Coins`."""
-        depths = self._depths.gather(1, nodes[:, None])
-        return draw(weights, self._tokens.gather(1, depths).squeeze(1))
+        depths = self._depths.gather(1, nodes[:, None]).squeeze(1)
+        return race(weights, self._seeds, self._root_positions + depths + 1)

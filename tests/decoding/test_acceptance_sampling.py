@@ -11,8 +11,8 @@ from toy_models import PAIRS, VOCABULARY, Pair
 from furcate.decoding.acceptance.coins import CounterCoins
 from furcate.decoding.acceptance.registry import RULES
 from furcate.decoding.draws import draw_mixed, draw_with_replacement, draw_without_replacement
-from furcate.decoding.randomness import Draw, node_uniforms, uniforms
-from furcate.decoding.sampling import draw
+from furcate.decoding.randomness import Draw, node_uniforms
+from furcate.decoding.sampling import race
 from furcate.decoding.tree import DraftKind, DraftLaws, Tree
 from furcate.decoding.tree_shape import TreeShape, chain_shape, expansion_shape
 
@@ -80,8 +80,7 @@ def plain(pair: Pair, seeds: Tensor, positions: Tensor, given: Tensor, num_given
     """Plain sampling of three tokens after `positions`, but for the first `num_given`, which are given."""
     tokens = given.clone()
     for place in range(3):
-        numbers = uniforms(seeds, positions[:, None] + 1 + place, Draw.TOKEN)[:, 0]
-        token = draw(laws_after(pair.target, tokens[:, :place]), numbers)
+        token = race(laws_after(pair.target, tokens[:, :place]), seeds, positions + 1 + place)
         tokens[:, place] = torch.where(place < num_given, tokens[:, place], token)
     return tokens
 

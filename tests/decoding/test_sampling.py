@@ -1,10 +1,12 @@
-"""The target's law after top-k and top-p: by sorting, ties included, and the same whoever shares the batch."""
+"""The target's law after top-k and top-p, and the token drawn from it: exact, and the same however the batch rounded."""
 
 import pytest
 import torch
+from continuations import chi_square_p
 from torch import Tensor
 
-from furcate.decoding.sampling import SamplingRows, target_law
+from furcate.decoding.randomness import Draw, uniforms
+from furcate.decoding.sampling import SamplingRows, draw, race, target_law
 
 NUM_TOKENS = 40
 
@@ -53,3 +55,42 @@ def test_the_law_is_what_sorting_gives_alone_and_in_company(levels):
             # float32 rounds probabilities to 6e-8 of their value; sums of 40 of them differ by the order of adding.
             assert (alone[0] - together[row]).abs().max() < 1e-6
             assert (alone[0] - sorted_law(logits[row], *setting)).abs().max() < 1e-6
+
+
+def test_a_race_draws_from_its_law_across_runs_and_inside_them():
+    num_tokens, num_draws = 700, 60_000  # three runs of 256, the last one padded
+    law = torch.rand(num_tokens, generator=torch.Generator().manual_seed(1)) ** 4
+    law[100:400] = 0.0
+    law[300], law[699] = 40.0, 25.0
+    seeds = torch.arange(num_draws)
+    tokens = race(law.expand(num_draws, -1), seeds, torch.full_like(seeds, 17))
+    probs = (law / law.sum()).tolist()
+    # Of tokens of probability zero none may come: they are not in the law that the samples are held against.
+    assert chi_square_p(tokens[:, None], {(token,): prob for token, prob in enumerate(probs) if prob > 0}) > 0.001
+
+
+def test_a_race_of_weights_does_not_depend_on_their_sum_or_on_the_batch():
+    law = torch.rand(50, 300, generator=torch.Generator().manual_seed(2))
+    seeds, positions = torch.arange(50), torch.arange(50) * 3
+    together = race(law, seeds, positions)
+    assert torch.equal(race(law * 8, seeds, positions), together)
+    alone = [race(law[row : row + 1], seeds[row : row + 1], positions[row : row + 1]) for row in range(50)]
+    assert torch.equal(torch.cat(alone), together)
+
+
+def test_rounding_of_another_batch_shape_does_not_move_draws_in_a_wide_tail():
+    # 49,152 tokens of which most weigh next to nothing, as a language model's do at temperature 1.
+    generator = torch.Generator().manual_seed(3)
+    logits = 3 * torch.randn(20, 49_152, generator=generator)
+    rounded = logits * (1 + 1e-5 * torch.randn(logits.shape, generator=generator))
+    one, other = logits.softmax(-1), rounded.softmax(-1)
+    num_moved = num_moved_cuts = 0
+    for round_ in range(50):
+        seeds = torch.arange(20) + 20 * round_
+        positions = torch.full_like(seeds, round_)
+        num_moved += int((race(one, seeds, positions) != race(other, seeds, positions)).sum())
+        numbers = uniforms(seeds, positions, Draw.TOKEN)
+        num_moved_cuts += int((draw(one, numbers) != draw(other, numbers)).sum())
+    # 1000 draws: a race is moved where two scores lie within 1e-4, a cut where it lies in any sliver that moved.
+    assert num_moved <= 2
+    assert num_moved_cuts > 20

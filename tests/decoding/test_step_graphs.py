@@ -1,8 +1,6 @@
-"""Captured steps, on a machine without a GPU: bucket choice, rows that are filled up, buffers, and that nothing reads the host.
+"""Captured steps, on a machine without a GPU: bucket choice, rows that are filled up, buffers.
 
-A capture is played by running the program again into the tensors of its first result, which is what a CUDA graph does. What
-only a GPU can refuse (a host read, a copy from the host) is looked for on torch's meta device instead: the real step, its
-operators' shapes and dtypes, and no data that could be read.
+A capture is played by running the program again into the tensors of its first result, which is what a CUDA graph does.
 """
 
 from collections.abc import Callable
@@ -11,27 +9,22 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from step_rows import CASES, rows_of
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten
 from torch_runtime import TorchRuntime, as_tensorrt_engine
 
 from furcate.builder.acceptance_config import Acceptance
 from furcate.builder.build import build_engine
 from furcate.builder.config import BuildConfig, DataType
 from furcate.builder.engine import read_engine
-from furcate.builder.ops import torch as torch_ops
 from furcate.builder.tree_config import parse_tree
-from furcate.decoding.drafters.proposer import DraftRows
 from furcate.decoding.executors.graphs import cuda_capture
 from furcate.decoding.executors.tensorrt import TensorRTExecutor
 from furcate.decoding.executors.torch import TorchExecutor
 from furcate.decoding.request import Request, SamplingParams
-from furcate.decoding.sampling import SamplingRows
 from furcate.decoding.scheduler import Scheduler
-from furcate.decoding.step import Step, StepRows
+from furcate.decoding.step import Step
 from furcate.decoding.step_graphs import MAX_GRAPHS, StepGraphs
-from furcate.plugins.tree_attention.op import KernelPlan
 
 SAMPLINGS = {
     "greedy": SamplingParams(max_tokens=11, returns_log_probs=True),
@@ -77,12 +70,6 @@ def texts(
         for output in scheduler.step():
             out[output.request_id].append(output.token_ids)
     return out, graphs
-
-
-CASES = [
-    ("eagle3", "dynamic:12/3/4", Acceptance.MATCH), ("eagle", "eagle_mc_sim_7b_63", Acceptance.TRAVERSAL),
-    ("medusa", "chain:3", Acceptance.BLOCK), ("eagle3", "dynamic:12/2/3", Acceptance.UNIVER), (None, "single", Acceptance.MATCH),
-]  # fmt: skip
 
 
 @pytest.mark.parametrize(("head", "tree", "acceptance"), CASES)
@@ -157,28 +144,6 @@ def step(tiny_engine) -> Step:
     return Step(TorchExecutor(engine), engine.manifest.tree)
 
 
-def rows_of(step: Step, batch: int, device="cpu", **sampling) -> StepRows:
-    """Rows behind 20 tokens, each on two pages of its own."""
-    executor = step.executor
-    state = torch.zeros(batch, 64, dtype=executor.dtype, device=device)
-    if executor.head is not None and executor.head.kind == "model":
-        state = torch.ones(batch, step.proposer.state_width, dtype=torch.int64, device=device)
-    defaults = {
-        "temperature": torch.zeros(batch, device=device), "top_k": torch.full((batch,), 300, device=device),
-        "top_p": torch.ones(batch, device=device), "seeds": torch.arange(batch, device=device),
-        "is_greedy": True, "largest_top_k": None, "uses_top_p": False,
-    }  # fmt: skip
-    return StepRows(
-        draft=DraftRows(
-            states=state,
-            root_ids=torch.full((batch,), 7, device=device),
-            cache_lengths=torch.full((batch,), 20, dtype=torch.int32, device=device),
-            page_table=torch.arange(4 * batch, dtype=torch.int32, device=device).view(batch, 4),
-        ),
-        sampling=SamplingRows(**{**defaults, **sampling}),
-    )
-
-
 @torch.inference_mode()
 def test_the_smallest_bucket_that_holds_the_batch_is_taken(step):
     graphs = graphs_of(step.executor, step)
@@ -239,79 +204,3 @@ def test_graphs_are_limited_in_number(step):
     graphs = graphs_of(step.executor, step)
     graphs.captured = dict.fromkeys(range(MAX_GRAPHS))
     assert graphs.run(rows_of(step, 1)) is None
-
-
-class NoHostTraffic(TorchFunctionMode):
-    """Fails where data goes from the host to the device. (A read back fails by itself: there is no data.)
-
-    A number beside a tensor (x + 1) is an argument of a kernel; a list, or a tensor that lies on the host, is a copy.
-    """
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        assert function not in (torch.tensor, torch.as_tensor, torch.from_numpy), f"{function} copies from the host"
-        if function in (Tensor.__getitem__, Tensor.__setitem__):
-            indices = args[1] if isinstance(args[1], tuple) else (args[1],)
-            assert not any(isinstance(index, list) for index in indices), "an index is copied from the host"
-        values = [value for value in tree_flatten((args, kwargs or {}))[0] if isinstance(value, Tensor)]
-        on_host = [value for value in values if value.device.type == "cpu"]
-        result = function(*args, **(kwargs or {}))
-        is_on_device = isinstance(result, Tensor) and result.device.type == "meta"
-        assert not (on_host and is_on_device), f"{function} copies from the host"
-        return result
-
-
-def test_the_watch_sees_copies_and_reads():
-    on_device = torch.zeros(3, 4, device="meta")
-    with NoHostTraffic():
-        on_device + 1
-        for copies in (
-            lambda: torch.tensor([1, 2], device="meta"),
-            lambda: torch.tensor(1.5, device="meta"),
-            lambda: on_device[:, [0, 1]],
-            lambda: torch.arange(2).to("meta"),
-            lambda: on_device[:, torch.arange(2)],
-        ):
-            with pytest.raises(AssertionError, match="from the host"):
-                copies()
-        for reads in (lambda: int(on_device.max()), lambda: bool(on_device.any()), on_device.tolist, on_device.nonzero):
-            with pytest.raises((RuntimeError, NotImplementedError)):
-                reads()
-
-
-META_CASES = [
-    *CASES, ("hydra-prefix", "chain:3", Acceptance.MATCH), ("model", "expansion:2,1", Acceptance.MULTI_STEP),
-    ("eagle3", "expansion:2,2", Acceptance.RECURSIVE), ("medusa", "expansion:3,2", Acceptance.TYPICAL),
-]  # fmt: skip
-
-
-@pytest.fixture
-def engine_of(tiny_engine, engine_with, more_heads, noisy_target):
-    def make(head: str | None):
-        if head in ("hydra-prefix", "model"):
-            return read_engine(engine_with(noisy_target if head == "model" else more_heads[head]))
-        return read_engine(tiny_engine(head, max_batch_size=4))
-
-    return make
-
-
-@pytest.mark.parametrize(("head", "tree", "acceptance"), META_CASES)
-@torch.inference_mode()
-def test_a_step_on_a_gpu_reads_nothing_back_and_copies_nothing_there(engine_of, head, tree, acceptance, monkeypatch):
-    # The GPU's attention: the operator itself, whose shapes are known without a kernel.
-    monkeypatch.setattr(torch_ops, "plan_attention", lambda batch, spec, rope, pool: KernelPlan(batch, spec, rope))
-    engine, device = engine_of(head), torch.device("meta")
-    spec = engine.manifest.head
-    config = parse_tree(tree, spec.kind if spec else None, num_heads=spec.num_heads if spec else 0)
-    step = Step(TorchExecutor(engine, device), config, acceptance)
-    ones = torch.ones(3, device=device)
-    for sampling in (
-        {},
-        {"is_greedy": False, "temperature": ones, "largest_top_k": 64, "uses_top_p": True, "min_p": ones,
-         "returns_log_probs": True},
-    ):  # fmt: skip
-        rows = rows_of(step, 3, device, **sampling)
-        step.run_uncaptured(rows)  # constants are made at the first step, before a capture
-        with NoHostTraffic():
-            result = step.run_uncaptured(rows)
-        assert result.token_ids.device == device
-        assert result.token_ids.shape == (3, config.max_depth + 1)

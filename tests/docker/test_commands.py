@@ -57,7 +57,8 @@ def test_the_commands_are_found() -> None:
     ("name", "words"), of("furcate"), ids=lambda value: value if isinstance(value, str) else " ".join(value)
 )
 def test_furcate_takes_it(name: str, words: list[str]) -> None:
-    tyro.cli(CONFIGS[words[1]], args=words[2:])
+    config = tyro.cli(CONFIGS[words[1]], args=words[2:])
+    assert isinstance(config, CONFIGS[words[1]])
 
 
 @pytest.mark.parametrize(

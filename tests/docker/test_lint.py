@@ -36,7 +36,7 @@ def test_compose_file_is_of_the_compose_specification(path: Path) -> None:
 
 @pytest.mark.parametrize("resource", CORE, ids=lambda resource: f"{resource['kind']}-{resource['metadata']['name']}")
 def test_kubernetes_takes_it(resource: dict) -> None:
-    kubernetes_validate.validate(resource, KUBERNETES_VERSION, strict=True)
+    assert kubernetes_validate.validate(resource, KUBERNETES_VERSION, strict=True) == KUBERNETES_VERSION
 
 
 def test_kubernetes_would_refuse_an_unknown_field() -> None:

@@ -61,6 +61,8 @@ def test_what_is_too_long_is_refused_unread(name: str, value: np.ndarray, senten
 @pytest.mark.parametrize("value", [limit(1), np.zeros((1, 0), np.int32).reshape(1, 0)])
 def test_neutral_and_empty_values_use_nothing(value: np.ndarray) -> None:
     WIDTH.refuse_use(value[0])
+    with pytest.raises(RequestError):
+        WIDTH.refuse_use(np.full((1,), 7, np.int32))
 
 
 def test_outputs_get_dtype_and_batch_dimension_and_are_held_to_the_table() -> None:

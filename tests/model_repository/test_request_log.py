@@ -51,10 +51,12 @@ def test_ends_are_counted_and_logged_without_words(tmp_path: Path) -> None:
     assert (log.counts["refused"], log.counts["cancelled"], log.counts["length"]) == (1, 1, 0)
 
 
-def test_without_a_path_nothing_is_written() -> None:
+def test_without_a_path_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     lines = JsonLines(None)
     lines.write("request", outcome="length")
     lines.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_new_work_is_refused_once_the_drain_file_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ BAD_WORDS = (
 PROCESSORS = {
     "repetition": {"repetition_penalty": 1.8},
     "presence": {"presence_penalty": 6.0},
-    "frequency": {"frequency_penalty": 4.0},
+    "frequency": {"frequency_penalty": -3.0},  # draws repeats in, so that a near-uniform law shows it too
     "bias": {"embedding_bias": tuple((token, 9.0) for token in range(60, 70))},
     "bad words": {"bad_sequences": BAD_WORDS},
     "min_tokens": {"min_tokens": 20},
