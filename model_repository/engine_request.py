@@ -36,7 +36,7 @@ class EngineRequest:
 
 def read_request(tensors: Mapping[str, np.ndarray], defaults: EngineDefaults) -> EngineRequest:
     """The request in `tensors` (with batch dimension); RequestError says in a sentence what is not right."""
-    values = _Values(TENSORRT_LLM.read(tensors))
+    values = _Values(_without_filled_in(TENSORRT_LLM.read(tensors)))
     is_streaming = values.flag("streaming", False)
     includes_prompt = not values.flag("exclude_input_in_output", True)
     if is_streaming and includes_prompt:
@@ -50,6 +50,15 @@ def read_request(tensors: Mapping[str, np.ndarray], defaults: EngineDefaults) ->
         includes_prompt=includes_prompt,
         stop_texts=_stop_texts(values),
     )
+
+
+def _without_filled_in(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The inputs without those that `absent_inputs` names."""
+    absent = {text_from_bytes("absent_inputs", item) for item in arrays.get("absent_inputs", ())}
+    unknown = absent - {field.name for field in TENSORRT_LLM.inputs if field.is_optional}
+    if unknown:
+        raise RequestError(f"'absent_inputs' names '{min(unknown)}', which is no optional input; name only those.")
+    return {name: value for name, value in arrays.items() if name not in absent}
 
 
 @dataclass(frozen=True, kw_only=True)

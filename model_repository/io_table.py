@@ -52,6 +52,11 @@ class Field:
         """The same field under another model's name for it."""
         return replace(self, name=name, known_as=self.label)
 
+    def filled_in(self) -> np.ndarray:
+        """A value for an input that did not come, without batch dimension: zero, and nothing along a free dimension."""
+        shape = tuple(max(size, 0) for size in self.shape)
+        return np.full(shape, b"") if self.dtype == "STRING" else np.zeros(shape, NUMPY_DTYPES[self.dtype])
+
     @property
     def label(self) -> str:
         """What messages call it."""

@@ -7,7 +7,8 @@ import numpy as np
 
 from furcate.builder.errors import RequestError
 from furcate.model_repository.io_table import text_from_bytes
-from furcate.model_repository.tables import PREPROCESSING
+from furcate.model_repository.sampling_table import ENGINE_NAMES, SAMPLING_INPUTS
+from furcate.model_repository.tables import HANDED_ON, PREPROCESSING
 from furcate.model_repository.word_lists import tensor_from_sequences
 
 
@@ -36,6 +37,8 @@ class Prompts:
                 "EMBEDDING_BIAS": self._embedding_bias(values),
                 "OUT_END_ID": end_ids,
                 "OUT_PAD_ID": pad_ids,
+                "OUT_STOP_TEXTS": values.get("STOP_WORDS_DICT", ()),
+                **_handed_on(values),
             }
         )
 
@@ -89,6 +92,16 @@ class Prompts:
                 )
             bias[token_id] += weight
         return bias
+
+
+def _handed_on(values: Mapping[str, np.ndarray]) -> dict[str, object]:
+    """Every input that is only handed on, and the names of those that did not come."""
+    fields = [field for field in SAMPLING_INPUTS if field.name in HANDED_ON]
+    absent = [field.name for field in fields if field.name.upper() not in values]
+    return {
+        **{HANDED_ON[field.name]: values.get(field.name.upper(), field.filled_in()) for field in fields},
+        "ABSENT_INPUTS": [ENGINE_NAMES.get(name, name) for name in absent],
+    }
 
 
 def _pairs(values: Mapping[str, np.ndarray], name: str, weights_name: str) -> tuple[list[Any], list[float]]:

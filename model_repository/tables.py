@@ -1,6 +1,6 @@
 """The four models of the repository: their I/O tables, and how the ensemble joins them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from furcate.model_repository.io_table import Field, ModelTable
 from furcate.model_repository.sampling_table import ENGINE_NAMES, RESULT_OUTPUTS, SAMPLING_INPUTS
@@ -65,9 +65,23 @@ _TEXT_INPUTS = (
 )
 """The ensemble's inputs that `preprocessing` reads, each with its name there."""
 
+HANDED_ON = {
+    field.name: f"OUT_{ENGINE_NAMES.get(field.name, field.name).upper()}"
+    for field in SAMPLING_INPUTS
+    if field.refusal is None
+}
+"""The ensemble's inputs that `preprocessing` only hands on, each with its output there.
+
+Triton joins requests in one step only when they bring the same set of inputs. Clients leave out what they do not need, so
+`preprocessing` gives `tensorrt_llm` every input, and says which of them did not come.
+"""
+
 PREPROCESSING = ModelTable(
     name="preprocessing",
-    inputs=tuple(field.renamed(name) for field, name in _TEXT_INPUTS),
+    inputs=(
+        *(field.renamed(name) for field, name in _TEXT_INPUTS),
+        *(replace(field, is_addition=True).renamed(field.name.upper()) for field in SAMPLING_INPUTS),
+    ),
     outputs=(
         _field("INPUT_ID", "INT32", (-1,), "The prompt's tokens."),
         _field("REQUEST_INPUT_LEN", "INT32", (1,), "How many they are."),
@@ -77,6 +91,25 @@ PREPROCESSING = ModelTable(
         _field("EMBEDDING_BIAS", "FP32", (-1,), "Added to the logits; empty when there is none."),
         _field("OUT_END_ID", "INT32", (-1,), "The tokens that end the text; empty when none does."),
         _field("OUT_PAD_ID", "INT32", (1,), "As it came, or the first end_id."),
+        Field(name="OUT_STOP_TEXTS", dtype="STRING", shape=(-1,), is_addition=True, meaning="The stop words as texts."),
+        *(
+            Field(
+                name=HANDED_ON[field.name],
+                dtype=field.dtype,
+                shape=field.shape,
+                is_addition=True,
+                meaning=f"{field.name} as it came, or zero.",
+            )
+            for field in SAMPLING_INPUTS
+            if field.name in HANDED_ON
+        ),
+        Field(
+            name="ABSENT_INPUTS",
+            dtype="STRING",
+            shape=(-1,),
+            is_addition=True,
+            meaning="Which of `tensorrt_llm`'s inputs did not come and are only filled in.",
+        ),
     ),
 )
 
@@ -94,6 +127,14 @@ TENSORRT_LLM = ModelTable(
         _optional("stop", "BOOL", (1,), "True: end the running request that has this request's id."),
         _optional("stop_texts", "STRING", (-1,), "The text ends before the first of these.", is_addition=True),
         *(field.renamed(ENGINE_NAMES.get(field.name, field.name)) for field in SAMPLING_INPUTS),
+        _optional(
+            "absent_inputs",
+            "STRING",
+            (-1,),
+            "Optional inputs that are only filled in, and count as left out: requests share a step only when they bring"
+            " the same set of inputs.",
+            is_addition=True,
+        ),
     ),
     outputs=(
         _field("output_ids", "INT32", (-1, -1), "This response's tokens: [1, n]."),
@@ -188,7 +229,10 @@ class EnsembleStep:
 ENSEMBLE_STEPS = (
     EnsembleStep(
         model_name="preprocessing",
-        inputs={name: field.name for field, name in _TEXT_INPUTS},
+        inputs={
+            **{name: field.name for field, name in _TEXT_INPUTS},
+            **{field.name.upper(): field.name for field in SAMPLING_INPUTS},
+        },
         outputs={field.name: f"_{field.name}" for field in PREPROCESSING.outputs},
     ),
     EnsembleStep(
@@ -202,8 +246,9 @@ ENSEMBLE_STEPS = (
             "stop_words_list": "_STOP_WORDS_IDS",
             "bad_words_list": "_BAD_WORDS_IDS",
             "embedding_bias": "_EMBEDDING_BIAS",
-            "stop_texts": "stop_words",
-            **{ENGINE_NAMES.get(field.name, field.name): field.name for field in SAMPLING_INPUTS},
+            "stop_texts": "_OUT_STOP_TEXTS",
+            **{ENGINE_NAMES.get(name, name): f"_{output}" for name, output in HANDED_ON.items()},
+            "absent_inputs": "_ABSENT_INPUTS",
         },
         outputs={
             "output_ids": "_TOKENS_BATCH",

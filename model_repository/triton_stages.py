@@ -2,6 +2,7 @@
 
 import traceback
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import partial
 
 import triton_python_backend_utils as pb_utils  # pyright: ignore[reportMissingImports]
@@ -21,7 +22,7 @@ class StageModel(ABC):
         self._run, self._run_prompt = self.stage_of(read_engine(served_engine(args).path))
 
     @abstractmethod
-    def stage_of(self, engine):
+    def stage_of(self, engine) -> tuple[Callable, Callable]:
         """Two functions, from a request's arrays to the stage's outputs: of a step, and of a prompt's chunk."""
 
     def execute(self, requests):

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,18 @@ def test_the_server_exports_the_table_and_what_the_dashboard_draws(samples: Samp
     drawn = {name for text in expressions for name in re.findall(r"\b(?:furcate|nv)_\w+", text)}
     assert len(drawn) > 15
     assert drawn <= samples.names()
+
+
+@pytest.mark.server
+def test_requests_with_different_options_share_steps(tiny_server: TritonServer) -> None:
+    options = ({}, {"temperature": 0.7, "seed": 5}, {"presence_penalty": 0.5}, {"return_log_probs": True, "min_p": 0.1})
+    before = settled(tiny_server)
+    with Client(tiny_server.grpc_url, deadline_s=60) as client, ThreadPoolExecutor(len(options)) as pool:
+        list(pool.map(lambda more: client.generate("Metrics", max_tokens=100, end_id=-1, **more), options))
+    after = settled(tiny_server)
+    passes = after.sum("furcate_tau_count") - before.sum("furcate_tau_count")
+    steps = after.sum("furcate_decode_steps_total") - before.sum("furcate_decode_steps_total")
+    assert steps < passes / 1.5
 
 
 @pytest.mark.server

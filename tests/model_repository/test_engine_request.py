@@ -33,6 +33,18 @@ def test_bare_request_is_greedy_and_ends_with_the_targets_ids() -> None:
     assert (asked.is_streaming, asked.includes_prompt, asked.stop_texts) == (False, False, ())
 
 
+def test_inputs_that_are_only_filled_in_count_as_left_out() -> None:
+    absent = np.array([[b"temperature", b"seed", b"end_id"]], np.object_)
+    asked = read(temperature=3.0, seed=uint64(1), end_id=7, runtime_top_k=5, absent_inputs=absent)
+    assert asked.sampling == SamplingParams(max_tokens=6, temperature=1.0, top_k=5, end_ids=(1, 2))
+
+
+@pytest.mark.parametrize("name", ["input_ids", "nonsense"])
+def test_only_optional_inputs_can_be_absent(name: str) -> None:
+    with pytest.raises(RequestError, match=f"'absent_inputs' names '{name}', which is no optional input"):
+        read(absent_inputs=np.array([[name.encode()]], np.object_))
+
+
 def test_every_input_arrives() -> None:
     asked = read(
         temperature=0.7,

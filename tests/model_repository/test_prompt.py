@@ -95,3 +95,21 @@ def test_bias_falls_on_the_words_tokens(tokenizer: PreTrainedTokenizerFast) -> N
 def test_empty_text_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
     with pytest.raises(RequestError, match="'text_input' is empty"):
         outputs(tokenizer, "")
+
+
+def test_what_did_not_come_is_filled_in_and_named(tokenizer: PreTrainedTokenizerFast) -> None:
+    made = outputs(tokenizer, TEMPERATURE=np.array([[0.7]], np.float32), STOP_WORDS_DICT=words("END"))
+    assert made["OUT_TEMPERATURE"].tolist() == [[np.float32(0.7)]]
+    assert made["OUT_STOP_TEXTS"].tolist() == [[b"END"]]
+    assert made["OUT_RUNTIME_TOP_K"].tolist() == [[0]]
+    assert made["OUT_GUIDED_DECODING_GUIDE"].tolist() == [[b""]]
+    absent = made["ABSENT_INPUTS"][0].tolist()
+    assert "runtime_top_k" in absent
+    assert "temperature" not in absent
+    assert set(made) == set(outputs(tokenizer)), "every request hands on the same tensors"
+
+
+def test_what_cannot_be_used_is_refused_here(tokenizer: PreTrainedTokenizerFast) -> None:
+    with pytest.raises(RequestError, match="'beam_width' cannot be used: beam search is not supported"):
+        outputs(tokenizer, BEAM_WIDTH=np.array([[4]], np.int32))
+    assert "OUT_BEAM_WIDTH" not in outputs(tokenizer, BEAM_WIDTH=np.array([[1]], np.int32))
