@@ -14,7 +14,9 @@ from furcate.client.server import TritonServer
 from furcate.model_repository.tables import ENSEMBLE
 
 PROMPT = "Hello"
-SCHEMA = '{"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}'
+SCHEMA = (
+    '{"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": false}'
+)
 
 
 def strings(*values: str) -> np.ndarray:
