@@ -36,8 +36,7 @@ def uniforms(
     `positions` holds, per number, the index in the text that it decides about. `draw` separates the numbers of one
     position: a constant, or a tensor that broadcasts against `positions`.
     """
-    keys = _mix(seeds * _GOLDEN + _GOLDEN).reshape(-1, *(1,) * (positions.dim() - 1))
-    bits = _mix(keys + positions * _GOLDEN + (draw + 1) * _DRAW_STRIDE)
+    bits = _bits(seeds, positions, draw)
     return (((bits >> 11) & _MANTISSA).double() * 2.0**-53).clamp_(max=_LARGEST)
 
 
@@ -45,8 +44,25 @@ def node_uniforms(
     seeds: Int64[Tensor, " B"], positions: Int64[Tensor, " B"], num_nodes: int, draw: Draw
 ) -> Float64[Tensor, "B N"]:
     """One number per tree node, keyed by the position of the root, the node's index, and `draw`."""
-    indices = torch.arange(num_nodes, device=seeds.device) * len(Draw) + int(draw)
-    return uniforms(seeds, positions[:, None].expand(-1, num_nodes), indices)
+    return uniforms(seeds, positions[:, None].expand(-1, num_nodes), _node_draws(num_nodes, draw, seeds.device))
+
+
+def node_seeds(
+    seeds: Int64[Tensor, " B"], positions: Int64[Tensor, " B"], num_nodes: int, draw: Draw
+) -> Int64[Tensor, "B N"]:
+    """One seed per tree node, for a decision that needs many numbers; keyed as `node_uniforms`."""
+    return _bits(seeds, positions[:, None].expand(-1, num_nodes), _node_draws(num_nodes, draw, seeds.device))
+
+
+def _node_draws(num_nodes: int, draw: Draw, device: torch.device) -> Int64[Tensor, " N"]:
+    return torch.arange(num_nodes, device=device) * len(Draw) + int(draw)
+
+
+def _bits(
+    seeds: Int64[Tensor, " B"], positions: Int64[Tensor, "B ..."], draw: int | Int64[Tensor, "..."]
+) -> Int64[Tensor, "B ..."]:
+    keys = _mix(seeds * _GOLDEN + _GOLDEN).reshape(-1, *(1,) * (positions.dim() - 1))
+    return _mix(keys + positions * _GOLDEN + (draw + 1) * _DRAW_STRIDE)
 
 
 def _mix(x: Int64[Tensor, "..."]) -> Int64[Tensor, "..."]:

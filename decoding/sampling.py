@@ -98,14 +98,6 @@ def _nucleus_threshold(law: Float[Tensor, "B V"], top_p: Float[Tensor, " B"]) ->
     return torch.where(top_p < 1, low.view(torch.float32), 0.0)
 
 
-def draw(law: Float[Tensor, "B V"], u: Float64[Tensor, " B"]) -> Int64[Tensor, " B"]:
-    """The token where the cumulated law passes u in [0, 1); never one of probability zero."""
-    cumulated = law.double().cumsum(-1)
-    return (
-        torch.searchsorted(cumulated, u[:, None] * cumulated[:, -1:], right=True).squeeze(1).clamp(max=law.shape[1] - 1)
-    )
-
-
 def race(law: Float[Tensor, "B V"], seeds: Int64[Tensor, " B"], positions: Int64[Tensor, " B"]) -> Int64[Tensor, " B"]:
     """The token that the law draws at a position of a seed's text; never one of weight zero. Rows need not sum to 1.
 

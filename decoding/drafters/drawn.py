@@ -7,14 +7,14 @@ P of them with C children each, R = B * P, N nodes of the tree, Vd draft vocabul
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from furcate.decoding.device_constants import device_constant
 from furcate.decoding.drafters.laws import draft_laws
 from furcate.decoding.drafters.proposer import DraftRows, Proposer
 from furcate.decoding.draws import Drawn, draw_mixed, draw_with_replacement, draw_without_replacement
-from furcate.decoding.randomness import Draw, node_uniforms
+from furcate.decoding.randomness import Draw, node_seeds
 from furcate.decoding.sampling import SamplingRows
 from furcate.decoding.tree import DraftKind, DraftLaws, Tree
 from furcate.decoding.tree_shape import TreeShape
@@ -23,10 +23,10 @@ from furcate.decoding.tree_shape import TreeShape
 class DrawnGrower:
     """Draws a tree of `shape`, children in the order they are drawn. Rows at temperature 0 get the most probable ones."""
 
-    def __init__(self, shape: TreeShape, kind: DraftKind, first_number: int = 0) -> None:
+    def __init__(self, shape: TreeShape, kind: DraftKind, first_seed: int = 0) -> None:
         self.shape = shape
-        self.first_number = first_number
-        """Index of the root's random number: drafters of one tree share none."""
+        self.first_seed = first_seed
+        """Index of the root's seed: drafters of one tree share none."""
         self.kind = kind
         self.max_depth = shape.max_depth
         self.num_nodes = shape.num_nodes
@@ -43,9 +43,8 @@ class DrawnGrower:
         """The trees of these sequences, with their draft laws."""
         assert proposer is not None, "a drawn tree needs a proposer"
         device, num_rows = rows.root_ids.device, len(rows.root_ids)
-        num_numbers = self.first_number + self.num_nodes
-        numbers = node_uniforms(sampling.seeds, rows.cache_lengths.long(), num_numbers, Draw.DRAFT)
-        numbers = numbers[:, self.first_number :]
+        num_seeds = self.first_seed + self.num_nodes
+        seeds = node_seeds(sampling.seeds, rows.cache_lengths.long(), num_seeds, Draw.DRAFT)[:, self.first_seed :]
         tokens = rows.root_ids[:, None].repeat(1, self.num_nodes)
         draft = proposer.start(rows)
         laws: list[Float[Tensor, "B K Vd"]] = []
@@ -56,7 +55,7 @@ class DrawnGrower:
             law = draft_laws(draft.logits, sampling)
             for group in level.groups:
                 places, children = device_constant(group.places, device), device_constant(group.children, device)
-                drawn = self._draw(law[:, places], numbers[:, children], sampling)
+                drawn = self._draw(law[:, places], seeds[:, children], sampling)
                 tokens[:, children] = proposer.target_token_ids(drawn.token_ids).view(num_rows, -1)
                 law[:, places] = drawn.law.view(num_rows, len(group.places), -1)
             laws.append(law)
@@ -69,23 +68,23 @@ class DrawnGrower:
             )
         )
 
-    def _draw(self, law: Float[Tensor, "B P Vd"], numbers: Float64[Tensor, "B P*C"], sampling: SamplingRows) -> Drawn:
+    def _draw(self, law: Float[Tensor, "B P Vd"], seeds: Int64[Tensor, "B P*C"], sampling: SamplingRows) -> Drawn:
         num_parents = law.shape[1]
-        law, numbers = law.flatten(0, 1), numbers.reshape(len(law) * num_parents, -1)
-        drawn = draw_children(law, numbers, self.kind)
-        best = law.topk(numbers.shape[1], dim=1).indices
+        law, seeds = law.flatten(0, 1), seeds.reshape(len(law) * num_parents, -1)
+        drawn = draw_children(law, seeds, self.kind)
+        best = law.topk(seeds.shape[1], dim=1).indices
         is_greedy = (sampling.temperature <= 0).repeat_interleave(num_parents)[:, None]
         return Drawn(token_ids=torch.where(is_greedy, best, drawn.token_ids), law=drawn.law)
 
 
-def draw_children(law: Float[Tensor, "R Vd"], numbers: Float64[Tensor, "R C"], kind: DraftKind) -> Drawn:
+def draw_children(law: Float[Tensor, "R Vd"], seeds: Int64[Tensor, "R C"], kind: DraftKind) -> Drawn:
     """C children of each row, drawn in the manner of `kind`; of mixed ones the last alone is drawn."""
     if kind is DraftKind.WITH_REPLACEMENT:
-        return draw_with_replacement(law, numbers)
+        return draw_with_replacement(law, seeds)
     if kind is DraftKind.WITHOUT_REPLACEMENT:
-        return draw_without_replacement(law, numbers)
+        return draw_without_replacement(law, seeds)
     assert kind is DraftKind.MIXED
-    return draw_mixed(law, numbers.shape[1], numbers[:, -1])
+    return draw_mixed(law, seeds.shape[1], seeds[:, -1])
 
 
 @dataclass(frozen=True)

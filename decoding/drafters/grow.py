@@ -33,8 +33,8 @@ class Grower(Protocol):
         ...
 
 
-def grower_of(config: TreeConfig, kind: DraftKind = DraftKind.DETERMINISTIC, first_number: int = 0) -> Grower:
-    """The grower a tree config asks for, drafting in the manner of `kind` with random numbers from `first_number` on.
+def grower_of(config: TreeConfig, kind: DraftKind = DraftKind.DETERMINISTIC, first_seed: int = 0) -> Grower:
+    """The grower a tree config asks for, drafting in the manner of `kind` with seeds from `first_seed` on.
 
     Raises ConfigError for a dynamic tree of drawn tokens: choosing among them by probability would bias the text.
     """
@@ -53,7 +53,7 @@ def grower_of(config: TreeConfig, kind: DraftKind = DraftKind.DETERMINISTIC, fir
     shape = shape_of(config)
     if kind is DraftKind.DETERMINISTIC or shape.max_depth == 0:
         return StaticGrower(shape)
-    return DrawnGrower(shape, kind, first_number)
+    return DrawnGrower(shape, kind, first_seed)
 
 
 def shape_of(config: TreeConfig) -> TreeShape:

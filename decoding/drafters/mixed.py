@@ -18,10 +18,10 @@ from furcate.builder.tree_config import TreeConfig
 from furcate.decoding.device_constants import device_constant
 from furcate.decoding.drafters.laws import draft_laws
 from furcate.decoding.drafters.proposer import DraftRows, Proposer
-from furcate.decoding.draws import FLOOR
+from furcate.decoding.draws import FLOOR, draw
 from furcate.decoding.dynamic_tree import Candidates, expand_level, rerank
-from furcate.decoding.randomness import Draw, node_uniforms
-from furcate.decoding.sampling import SamplingRows, draw
+from furcate.decoding.randomness import Draw, node_seeds
+from furcate.decoding.sampling import SamplingRows
 from furcate.decoding.tree import DraftKind, DraftLaws, Tree
 
 DRAWN_WORTH = 0.7
@@ -168,8 +168,8 @@ def _with_draws(
     """The tree with a token in every drawn node."""
     proposer, rows, sampling = context
     nodes = drawn.nodes
-    numbers = node_uniforms(sampling.seeds, rows.cache_lengths.long(), tree.token_ids.shape[1], Draw.DRAFT)
-    drawn_ids = draw(laws.flatten(0, 1), numbers.gather(1, nodes).flatten()).view(nodes.shape)
+    seeds = node_seeds(sampling.seeds, rows.cache_lengths.long(), tree.token_ids.shape[1], Draw.DRAFT)
+    drawn_ids = draw(laws.flatten(0, 1), seeds.gather(1, nodes).flatten()).view(nodes.shape)
     is_greedy = (sampling.temperature <= 0)[:, None]
     new_ids = proposer.target_token_ids(torch.where(is_greedy, laws.argmax(2), drawn_ids))
     new_ids = torch.where(drawn.is_drawn.gather(1, nodes), new_ids, tree.token_ids.gather(1, nodes))

@@ -11,7 +11,7 @@ from toy_models import PAIRS, VOCABULARY, Pair
 from furcate.decoding.acceptance.coins import CounterCoins
 from furcate.decoding.acceptance.registry import RULES
 from furcate.decoding.draws import draw_mixed, draw_with_replacement, draw_without_replacement
-from furcate.decoding.randomness import Draw, node_uniforms
+from furcate.decoding.randomness import Draw, node_seeds
 from furcate.decoding.sampling import race
 from furcate.decoding.tree import DraftKind, DraftLaws, Tree
 from furcate.decoding.tree_shape import TreeShape, chain_shape, expansion_shape
@@ -36,11 +36,11 @@ def laws_after(model, tokens: Tensor) -> Tensor:
 
 
 def drafted(pair: Pair, shape: TreeShape, kind: DraftKind, seeds: Tensor, positions: Tensor) -> tuple[Tree, Tensor]:
-    """One tree a row, drawn with the counter's numbers, and the target's laws after its nodes."""
+    """One tree a row, drawn with the counter's seeds, and the target's laws after its nodes."""
     num_rows = len(seeds)
     tokens = torch.zeros(num_rows, shape.num_nodes, dtype=torch.long)
     laws = torch.full((num_rows, shape.num_nodes, VOCABULARY), 1 / VOCABULARY)
-    numbers = node_uniforms(seeds, positions, shape.num_nodes, Draw.DRAFT)
+    draft_seeds = node_seeds(seeds, positions, shape.num_nodes, Draw.DRAFT)
     target = torch.empty_like(laws)
     for node, children in enumerate(shape.children):
         path = [node]
@@ -51,11 +51,11 @@ def drafted(pair: Pair, shape: TreeShape, kind: DraftKind, seeds: Tensor, positi
         if children:
             law = laws_after(pair.draft, context)
             if kind is DraftKind.MIXED:
-                drawn = draw_mixed(law, len(children), numbers[:, children[-1]])
+                drawn = draw_mixed(law, len(children), draft_seeds[:, children[-1]])
             elif kind is DraftKind.WITH_REPLACEMENT:
-                drawn = draw_with_replacement(law, numbers[:, children])
+                drawn = draw_with_replacement(law, draft_seeds[:, children])
             else:
-                drawn = draw_without_replacement(law, numbers[:, children])
+                drawn = draw_without_replacement(law, draft_seeds[:, children])
             tokens[:, children], laws[:, node] = drawn.token_ids, drawn.law
     tree = shape.tree(tokens)
     is_last = torch.tensor(
