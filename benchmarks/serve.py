@@ -24,9 +24,10 @@ from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from serving.checks import faults_of, gauges, plain_texts, resident_mib, slope_of
+from serving.checks import faults_of, gauges, plain_texts
 from serving.figures import Figures, figures_of, plain_figures, table_of
 from serving.load import Outcome, closed_loop, open_loop, send
+from serving.memory import MemorySample, sample_memory, slope_of
 from serving.requests import Ask, Mix, ServedPrompt, asks, same_prompts, served_prompts
 
 from furcate.builder.engine import read_engine
@@ -102,6 +103,8 @@ class Soak(Served):
 
     minutes: float = 10.0
     levels: tuple[int, ...] = (1, 8, 32, 100)
+    warm_up_minutes: float = 2.0
+    """The highest level runs so long before the others: it fills pages and allocators. Memory must be flat after it."""
     cancelled: float = 0.10
     malformed: float = 0.05
 
@@ -213,33 +216,33 @@ def soak(options: Soak) -> None:
     prompts = options.read_prompts()
     mix = Mix(cancelled=options.cancelled, malformed=options.malformed)
     outcomes: list[Outcome] = []
-    memory: list[tuple[float, float]] = []
-    start = time.monotonic()
+    memory: list[MemorySample] = []
+    manifest = read_engine(options.engine).manifest
     with options.server() as server:
 
-        async def level(concurrency: int, seed: int) -> None:
+        async def level(concurrency: int, seed: int, seconds: float) -> None:
             async with AsyncClient(server.grpc_url, deadline_s=options.deadline_s) as client:
                 watch = asyncio.create_task(watch_memory())
-                seconds = 60 * options.minutes / len(options.levels)
                 outcomes.extend(await closed_loop(client, asks(prompts, mix, seed), concurrency, duration_s=seconds))
                 watch.cancel()
+            console.print(f"{concurrency} at once: {len(outcomes)} requests so far, {memory[-1].total:.0f} MiB")
 
         async def watch_memory() -> None:
             while True:
-                memory.append((time.monotonic() - start, resident_mib(server)))
+                memory.append(await asyncio.to_thread(sample_memory, server, manifest))
                 await asyncio.sleep(2)
 
+        asyncio.run(level(max(options.levels), len(options.levels), 60 * options.warm_up_minutes))
+        settled_s = time.monotonic()
         for seed, concurrency in enumerate(options.levels):
-            asyncio.run(level(concurrency, seed))
-            console.print(f"{concurrency} at once: {len(outcomes)} requests so far, {memory[-1][1]:.0f} MiB")
+            asyncio.run(level(concurrency, seed, 60 * options.minutes / len(options.levels)))
         time.sleep(2)
         left = gauges(server)
     console.print("holding every text against plain decoding ...")
     texts = plain_texts(options.engine, prompts, [outcome.ask for outcome in outcomes])
     faults = faults_of(outcomes, texts)
-    # The first level fills caches and allocators; flat means flat after it.
-    settled = [(t, m) for t, m in memory if t > memory[-1][0] / len(options.levels)]
-    slope, error = slope_of([t for t, _ in settled], [m for _, m in settled])
+    settled = [sample for sample in memory if sample.time_s > settled_s]
+    slope, error = slope_of([sample.time_s for sample in settled], [sample.total for sample in settled])
     record = {
         "requests": len(outcomes),
         "minutes": options.minutes,
@@ -249,14 +252,17 @@ def soak(options: Soak) -> None:
         "refused": sum(o.refusal is not None for o in outcomes),
         "faults": faults,
         "gauges_after": left,
-        "memory_mib": {"first": memory[0][1], "settled": settled[0][1], "last": memory[-1][1]},
+        "memory_mib": {
+            name: {process: round(mib, 1) for process, mib in {**sample.resident, "K/V pages": sample.pool}.items()}
+            for name, sample in (("first", memory[0]), ("settled", settled[0]), ("last", memory[-1]))
+        },
         "memory_slope_mib_per_hour": {"slope": slope, "standard_error": error},
     }
     for fault in faults[:10]:
         console.print(f"[red]{fault}[/red]")
     console.print_json(json.dumps({**record, "faults": len(faults)}))
     options.write("serve-soak", record)
-    draw_memory([t / 60 for t, _ in memory], [m for _, m in memory], options.results / "serve-soak-memory.png")
+    draw_memory(memory, settled_s, options.results / "serve-soak-memory.png")
     sys.exit(1 if faults else 0)
 
 

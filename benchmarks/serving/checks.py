@@ -1,7 +1,5 @@
-"""What must hold under load: every text is what plain decoding gives, memory is flat, no page is left behind."""
+"""What must hold under load: every text is what plain decoding gives, and no page is left behind."""
 
-import os
-import statistics
 import urllib.request
 from pathlib import Path
 
@@ -64,26 +62,3 @@ def gauges(server: TritonServer) -> dict[str, float]:
     with urllib.request.urlopen(server.metrics_url, timeout=10) as answer:
         lines = [line for line in answer.read().decode().splitlines() if line.startswith("furcate_")]
     return {line.split("{")[0].split(" ")[0]: float(line.split()[-1]) for line in lines}
-
-
-def resident_mib(server: TritonServer) -> float:
-    """Resident memory of the server and its Python stubs (all processes of its session), in MiB."""
-    pages = 0
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                session = int((entry / "stat").read_text().rpartition(")")[2].split()[3])
-                if session == os.getsid(server.pid):
-                    pages += int((entry / "statm").read_text().split()[1])
-            except (OSError, IndexError):
-                continue  # it ended meanwhile
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-
-def slope_of(times_s: list[float], values: list[float]) -> tuple[float, float]:
-    """A line's slope (per hour) through the points, and its standard error."""
-    fit = statistics.linear_regression(times_s, values)
-    residuals = [v - fit.slope * t - fit.intercept for t, v in zip(times_s, values, strict=True)]
-    spread = sum((t - statistics.mean(times_s)) ** 2 for t in times_s)
-    error = (sum(r * r for r in residuals) / max(len(values) - 2, 1) / spread) ** 0.5
-    return 3600 * fit.slope, 3600 * error

@@ -6,6 +6,7 @@ from pathlib import Path
 import matplotlib
 
 from serving.figures import Figures
+from serving.memory import MemorySample
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
@@ -41,12 +42,19 @@ def draw_levels(curves: Mapping[str, list[Figures]], path: Path, *, title: str, 
     pyplot.close(figure)
 
 
-def draw_memory(minutes: list[float], mib: list[float], path: Path) -> None:
-    """Resident memory of the server over the minutes of a soak."""
-    figure, axis = pyplot.subplots(figsize=(8, 4), layout="constrained")
-    axis.plot(minutes, mib)
-    axis.set(xlabel="minutes", ylabel="resident memory of server and stubs, MiB")
+def draw_memory(samples: list[MemorySample], settled_s: float, path: Path) -> None:
+    """Resident memory of each process over the minutes of a soak, and the part of it that is K/V pages."""
+    figure, axis = pyplot.subplots(figsize=(9, 5), layout="constrained")
+    start_s = samples[0].time_s
+    minutes = [(sample.time_s - start_s) / 60 for sample in samples]
+    axis.plot(minutes, [sample.total for sample in samples], color="black", label="all")
+    for name in samples[-1].resident:
+        axis.plot(minutes, [sample.resident.get(name, 0.0) for sample in samples], label=name)
+    axis.plot(minutes, [sample.pool for sample in samples], linestyle="--", label="K/V pages in use or kept")
+    axis.axvline((settled_s - start_s) / 60, color="grey", linewidth=0.8)
+    axis.set(xlabel="minutes (grey: end of the warm-up)", ylabel="resident memory, MiB")
     axis.set_ylim(bottom=0)
     axis.grid(alpha=0.3)
+    axis.legend()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

@@ -30,7 +30,7 @@ def test_a_short_soak_with_cancels_and_malformed_requests_finds_no_fault(
     engine = tiny_engine("eagle3")
     repository = write_repository(tmp_path / "repository", engine_dir=engine)
     shares = ("--cancelled", "0.2", "--malformed", "0.2")
-    levels = ("--minutes", "0.1", "--levels", "2", "12", "--limit", "6")
+    levels = ("--minutes", "0.1", "--warm-up-minutes", "0.05", "--levels", "2", "12", "--limit", "6")
     command = (sys.executable, BENCHMARKS / "serve.py", "soak", engine, repository, *levels, *shares)
     result = subprocess.run(
         [*map(str, command), "--results", str(tmp_path)],
@@ -44,6 +44,9 @@ def test_a_short_soak_with_cancels_and_malformed_requests_finds_no_fault(
     assert min(found["finished"], found["left_early"], found["refused"]) > 0
     assert found["finished"] + found["left_early"] + found["refused"] == found["requests"]
     assert found["gauges_after"]["furcate_pages_allocated"] == 0
+    processes = {"tritonserver", "preprocessing", "tensorrt_llm", "postprocessing", "K/V pages"}
+    assert found["memory_mib"]["last"].keys() == processes
+    assert min(found["memory_mib"]["last"].values()) > 0
     assert (tmp_path / "serve-soak-memory.png").stat().st_size > 5000
 
 
@@ -81,11 +84,12 @@ def test_the_same_seed_gives_the_same_requests_and_equal_keys_equal_texts(servin
 
 
 def test_the_slope_of_a_line_is_found_and_of_noise_is_within_its_error(serving) -> None:
-    checks, _, _ = serving
+    from serving.memory import slope_of
+
     times = [float(t) for t in range(0, 600, 2)]
-    slope, error = checks.slope_of(times, [100 + t / 3600 for t in times])
+    slope, error = slope_of(times, [100 + t / 3600 for t in times])
     assert slope == pytest.approx(1.0)
     assert error == pytest.approx(0.0, abs=1e-6)
     noise = [100 + (7 * i * i % 13 - 6) for i in range(len(times))]
-    slope, error = checks.slope_of(times, noise)
+    slope, error = slope_of(times, noise)
     assert abs(slope) < 3 * error
