@@ -38,10 +38,14 @@ class Served:
         for line in self.process.stdout:
             self.output += line
 
-    def wait_for(self, text: str) -> None:
-        """Returns when the text has been said."""
-        wait_until(lambda: text in self.output or self.process.poll() is not None, f"'{text}'")
-        assert text in self.output, self.output
+    def wait_for(self, *texts: str, after: int = 0) -> None:
+        """Returns when one of the texts has been said, behind so many characters of output."""
+
+        def is_said() -> bool:
+            return any(text in self.output[after:] for text in texts)
+
+        wait_until(lambda: is_said() or self.process.poll() is not None, f"'{texts}'")
+        assert is_said(), self.output
 
     def address(self, name: str) -> str:
         found = re.search(rf"{name} +(\S+)", self.output)

@@ -22,15 +22,19 @@ pytestmark = pytest.mark.server
 DEADLINE_S = 60.0
 
 
-@pytest.fixture(scope="module")
-def doomed_server(tiny_engine: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
-    root = tmp_path_factory.mktemp("doomed")
-    repository = write_repository(root / "repository", engine_dir=tiny_engine("eagle3"))
+def server_in(root: Path, engine_dir: Path) -> TritonServer:
+    """A server that is not started yet, of a repository of its own."""
+    repository = write_repository(root / "repository", engine_dir=engine_dir)
     ports = {"http_port": "auto", "grpc_port": "auto", "metrics_port": "auto"}
-    server = TritonServer(ServerConfig(repository=repository, log_file=root / "triton.log", **ports))
-    server.start()
-    yield server
-    server.stop()
+    return TritonServer(ServerConfig(repository=repository, log_file=root / "triton.log", **ports))
+
+
+@pytest.fixture(scope="module")
+def bereft_server(tiny_engine: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    """A server whose engine's stub was killed while it had nothing to do."""
+    with server_in(tmp_path_factory.mktemp("bereft"), tiny_engine("eagle3")) as server:
+        os.kill(stub_pid(server, "tensorrt_llm"), signal.SIGKILL)
+        yield server
 
 
 def stub_pid(server: TritonServer, model_name: str) -> int:
@@ -57,32 +61,36 @@ def seconds_until_error(client: Client, strike: Callable[[], None]) -> float:
     return time.monotonic() - start
 
 
-def test_stub_killed_in_mid_stream_is_an_error_before_the_deadline(doomed_server: TritonServer) -> None:
-    pid = stub_pid(doomed_server, "tensorrt_llm")
-    with Client(doomed_server.grpc_url, deadline_s=DEADLINE_S) as client:
+def test_stub_killed_in_mid_stream_is_an_error_before_the_deadline(
+    tiny_engine: Callable[..., Path], tmp_path: Path
+) -> None:
+    # Whether the server outlives it is Triton's luck: a stub that dies with their common lock in hand takes it along.
+    with (
+        server_in(tmp_path, tiny_engine("eagle3")) as server,
+        Client(server.grpc_url, deadline_s=DEADLINE_S) as client,
+    ):
+        pid = stub_pid(server, "tensorrt_llm")
         assert seconds_until_error(client, lambda: os.kill(pid, signal.SIGKILL)) < DEADLINE_S / 4
 
 
 @pytest.mark.parametrize("scheme", ["grpc", "http"])
-def test_a_server_with_a_dead_stub_gives_errors_not_silence(scheme: str, doomed_server: TritonServer) -> None:
-    url = doomed_server.grpc_url if scheme == "grpc" else doomed_server.http_url
+def test_a_server_with_a_dead_stub_gives_errors_not_silence(scheme: str, bereft_server: TritonServer) -> None:
+    url = bereft_server.grpc_url if scheme == "grpc" else bereft_server.http_url
     with Client(url, deadline_s=DEADLINE_S) as client, pytest.raises(ServerError, match="not healthy"):
         client.generate("Hello", max_tokens=4)
 
 
-def test_canary_tells_a_dead_model_from_a_ready_server(doomed_server: TritonServer) -> None:
-    with urllib.request.urlopen(f"{doomed_server.http_url}/v2/health/ready") as ready:
+def test_canary_tells_a_dead_model_from_a_ready_server(bereft_server: TritonServer) -> None:
+    with urllib.request.urlopen(f"{bereft_server.http_url}/v2/health/ready") as ready:
         assert ready.status == 200
     with pytest.raises(ServerError, match="not healthy"):
-        canary(doomed_server.grpc_url, deadline_s=DEADLINE_S)
+        canary(bereft_server.grpc_url, deadline_s=DEADLINE_S)
 
 
 def test_server_killed_while_it_owes_an_answer_is_an_error_before_the_deadline(
-    tiny_engine: Callable[..., Path], doomed_server: TritonServer, tmp_path: Path
+    tiny_engine: Callable[..., Path], tmp_path: Path
 ) -> None:
-    repository = write_repository(tmp_path / "repository", engine_dir=tiny_engine("eagle3"))
-    ports = {"http_port": "auto", "grpc_port": "auto", "metrics_port": "auto"}
-    server = TritonServer(ServerConfig(repository=repository, log_file=tmp_path / "triton.log", **ports))
+    server = server_in(tmp_path, tiny_engine("eagle3"))
     with server, Client(server.grpc_url, deadline_s=DEADLINE_S) as grpc, Client(server.http_url) as http:
         with http.stream("Hello", max_tokens=390, end_id=-1) as other:
             next(other)
