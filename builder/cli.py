@@ -127,7 +127,7 @@ def summary(config: BuildConfig, result: BuildResult) -> Table:
         "dtype": manifest.dtype.value,
         "size": _size(result.num_bytes),
         "K/V per sequence": f"{_size(per_token * manifest.max_context_tokens)} at {manifest.max_context_tokens} tokens",
-        "K/V pool": f"{_size(per_token * manifest.max_pool_tokens)} at most, taken as sequences grow",
+        "K/V pool": f"{_size(per_token * manifest.max_pool_tokens)}, which a server takes when it loads the engine",
     }
     following = f"furcate compare {result.path} --prompts FILE"
     if config.repository is not None:

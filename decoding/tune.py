@@ -26,7 +26,8 @@ from furcate.decoding.sampling import SamplingRows
 from furcate.decoding.scheduler import Scheduler
 from furcate.decoding.sequoia import StepTimes, plans
 from furcate.decoding.step import proposer_of
-from furcate.decoding.tune_measure import Follower, PassTimes, measure_passes
+from furcate.decoding.tree_shape import expansion_shape
+from furcate.decoding.tune_measure import Follower, PassTimes, Ranks, measure_passes
 
 SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
 WIDTHS = (1, 2, 4, 8)
@@ -178,7 +179,7 @@ def predict(
         if len(text) > 1:
             follower.follow(prompt.input_ids, text, growers, _greedy_rows(executor))
     rates = follower.ranks.rates()
-    candidates = [_candidate(PLAIN, "plain", 1.0, times), *_fixed_candidates(rates, times, max_depth)]
+    candidates = [_candidate(PLAIN, "plain", 1.0, times), *_fixed_candidates(follower.ranks, times, max_depth)]
     for tree in dynamic:
         accepted = follower.accepted.get(str(tree), [0])
         candidates.append(_candidate(tree, "dynamic", 1 + sum(accepted) / len(accepted), times))
@@ -197,22 +198,20 @@ def _candidate(tree: TreeConfig, family: str, tau: float, times: PassTimes) -> C
     )
 
 
-def _fixed_candidates(rates: list[list[float]], times: PassTimes, max_depth: int) -> Iterator[Candidate]:
+def _fixed_candidates(ranks: Ranks, times: PassTimes, max_depth: int) -> Iterator[Candidate]:
     """Chains of every length, and Sequoia's best tree of every budget."""
-    tau, chance = 1.0, 1.0
     for length in range(1, max_depth + 1):
-        chance *= rates[length - 1][0]
-        tau += chance
         tree = TreeConfig(kind=TreeKind.CHAIN, budget=length + 1, depth=length)
-        yield _candidate(tree, "chain", tau, times)
+        yield _candidate(tree, "chain", ranks.tau_of(expansion_shape([1] * length)), times)
     step_times = StepTimes(
         verify_ms={size: times.verify_ms[size] + times.draft_ms[0] for size in SIZES if size > 2},
         draft_ms=times.draft(1, 2) - times.draft_ms[0],
     )
-    for plan in plans(rates, step_times, max_depth):
+    for plan in plans(ranks.rates(), step_times, max_depth):
         paths = [list(path) for path in plan.shape.paths[1:]]
         if paths:
-            yield _candidate(static_tree(paths, f"sequoia:{plan.shape.num_nodes}"), "sequoia", plan.tau, times)
+            tree = static_tree(paths, f"sequoia:{plan.shape.num_nodes}")
+            yield _candidate(tree, "sequoia", ranks.tau_of(plan.shape), times)
 
 
 def _dynamic_trees(kind: HeadKind, num_heads: int) -> list[TreeConfig]:

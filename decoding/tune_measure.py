@@ -7,7 +7,7 @@ all before were right. No target pass is needed for that. N nodes, K drafted nod
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -18,11 +18,13 @@ from furcate.decoding.drafters.proposer import Committed, DraftRows, Proposer
 from furcate.decoding.executors.executor import EngineExecutor
 from furcate.decoding.sampling import SamplingRows
 from furcate.decoding.tree import Tree, pack_mask
-from furcate.decoding.tree_shape import expansion_shape, single_node_shape
+from furcate.decoding.tree_shape import TreeShape, expansion_shape, single_node_shape
 
 NUM_REPEATS = 7
 BATCH = 8
 """Sequences of the pass that shows what a batch costs beside its nodes."""
+NO_RANK = -1
+"""Of a token that is none of the ranks looked at."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,32 +197,59 @@ def _committed(executor: EngineExecutor, piece: tuple, table: Tensor) -> Committ
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Ranks:
-    """hits[d][r]: how often the target's token was the drafter's rank r at depth d + 1; tries[d]: how often it was looked at."""
+    """What rank the drafter gave to each token that the target wrote.
 
-    hits: list[list[int]]
-    tries: list[int]
+    texts[t][i][d]: at place i of text t, the rank of the token d + 1 places on, drafted behind the tokens before it; a row ends
+    early with NO_RANK, where the token was not among the ranks looked at, or with the text.
+    """
+
+    max_depth: int
+    num_ranks: int
+    texts: list[list[list[int]]] = field(default_factory=list)
 
     def rates(self) -> list[list[float]]:
-        """The chance of each rank at each depth, given that the path above was right."""
-        return [[hit / max(tried, 1) for hit in row] for row, tried in zip(self.hits, self.tries, strict=True)]
+        """rates[d][r]: the chance of rank r at depth d + 1, given that the path above was right; every place counts alike."""
+        tries = [0] * self.max_depth
+        hits = [[0] * self.num_ranks for _ in range(self.max_depth)]
+        for row in (row for text in self.texts for row in text):
+            for depth, rank in enumerate(row):
+                tries[depth] += 1
+                if rank != NO_RANK:
+                    hits[depth][rank] += 1
+        return [[hit / max(tried, 1) for hit in row] for row, tried in zip(hits, tries, strict=True)]
+
+    def tau_of(self, shape: TreeShape) -> float:
+        """Tokens a step of this shape, had it decoded these texts: each step begins where the one before ended.
+
+        So steps stand more often where the text is hard to guess than the average place does, which the product of rates does
+        not know. Steps that the end of a text may have cut short are left out, but for the only step of a text.
+        """
+        paths, steps, tokens = set(shape.paths), 0, 0
+        for text in self.texts:
+            place = 0
+            while place == 0 or place + max(shape.max_depth, 1) <= len(text):
+                ranks = tuple(text[place])
+                accepted = next(depth for depth in reversed(range(len(ranks) + 1)) if ranks[:depth] in paths)
+                steps, tokens, place = steps + 1, tokens + accepted + 1, place + accepted + 1
+        return tokens / steps if steps else 1.0
 
 
 class Follower:
     """Leads a drafter along texts that the target wrote, gathering ranks and what whole trees would have accepted."""
 
     def __init__(self, executor: EngineExecutor, proposer: Proposer, max_depth: int, num_ranks: int) -> None:
-        self.executor, self.proposer, self.num_ranks = executor, proposer, num_ranks
-        self.ranks = Ranks(hits=[[0] * num_ranks for _ in range(max_depth)], tries=[0] * max_depth)
+        self.executor, self.proposer = executor, proposer
+        self.ranks = Ranks(max_depth=max_depth, num_ranks=num_ranks)
         self.accepted: dict[str, list[int]] = {}
-        """By tree, the accepted drafts at each place where it was tried."""
+        """By tree, the accepted drafts of each of its steps; each step begins where the one before ended."""
 
     @torch.inference_mode()
     def follow(
         self, prompt: Sequence[int], text: Sequence[int], growers: dict[str, Grower], sampling: SamplingRows
     ) -> None:
-        """Walks along `text` behind `prompt`; every fourth place also grows each tree."""
+        """Walks along `text` (two tokens at least) behind `prompt`, growing each tree where its last one ended."""
         executor = self.executor
         tokens = [*prompt, *text]
         pages = -(-(len(tokens) + 2 * 128) // executor.manifest.page_size)
@@ -228,6 +257,8 @@ class Follower:
         pieces = [features for features, _, _ in _features(executor, tokens, table)]
         features = torch.cat([piece for piece in pieces if piece is not None], 1) if pieces[0] is not None else None
         state = _observe_prompt(executor, self.proposer, prompt, text[0], table)
+        next_place = dict.fromkeys(growers, len(prompt))
+        self.ranks.texts.append([])
         for place in range(len(prompt), len(tokens) - 1):
             rows = DraftRows(
                 states=state,
@@ -236,25 +267,29 @@ class Follower:
                 page_table=table,
             )
             truth = tokens[place + 1 :]
-            if (place - len(prompt)) % 4 == 0:
-                for name, grower in growers.items():
+            for name, grower in growers.items():
+                if place == next_place[name]:
                     tree = grower.grow(self.proposer, rows, sampling)
-                    self.accepted.setdefault(name, []).append(accepted_drafts(tree, truth))
-            self._rank(rows, truth)
+                    accepted = accepted_drafts(tree, truth)
+                    next_place[name] += accepted + 1
+                    if place == len(prompt) or int(tree.depths[0].max()) <= len(truth):
+                        self.accepted.setdefault(name, []).append(accepted)
+            self.ranks.texts[-1].append(self._ranks_of(rows, truth))
             own = features[:, place : place + 1] if features is not None else None
             piece = (own, tokens[place : place + 1], tokens[place + 1 : place + 2], place, False)
             state = self.proposer.observe(_committed(executor, piece, table))
 
-    def _rank(self, rows: DraftRows, truth: Sequence[int]) -> None:
-        draft = self.proposer.start(rows)
-        for depth, token in enumerate(truth[: len(self.ranks.tries)]):
-            proposed = draft.propose(self.num_ranks).token_ids[0, 0].tolist()
-            self.ranks.tries[depth] += 1
+    def _ranks_of(self, rows: DraftRows, truth: Sequence[int]) -> list[int]:
+        draft, ranks = self.proposer.start(rows), []
+        truth = truth[: self.ranks.max_depth]
+        for depth, token in enumerate(truth):
+            proposed = draft.propose(self.ranks.num_ranks).token_ids[0, 0].tolist()
             if token not in proposed:
-                return
-            self.ranks.hits[depth][proposed.index(token)] += 1
-            if depth + 1 < len(self.ranks.tries):
+                return [*ranks, NO_RANK]
+            ranks.append(proposed.index(token))
+            if depth + 1 < len(truth):
                 draft.descend(torch.zeros_like(rows.root_ids)[:, None], torch.full_like(rows.root_ids, token)[:, None])
+        return ranks
 
 
 def accepted_drafts(tree: Tree, truth: Sequence[int]) -> int:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import triton_python_backend_utils as pb_utils  # pyright: ignore[reportMissingImports]
 
+from furcate.decoding.executors.pool_memory import take_pool_memory
 from furcate.decoding.scheduler import Scheduler
 from furcate.model_repository.disconnects import DisconnectListener
 from furcate.model_repository.engine_request import EngineDefaults
@@ -47,7 +48,10 @@ class TritonPythonModel:
 
     def scheduler_of(self, engine):
         """What runs the steps."""
-        return Scheduler.from_engine(Path(engine.path), scheduling=self.scheduling)
+        scheduler = Scheduler.from_engine(Path(engine.path), scheduling=self.scheduling)
+        executor = scheduler.executor
+        take_pool_memory(executor.target_pool, *(drafter.head_pool for drafter in executor.drafters))
+        return scheduler
 
     def execute(self, requests):
         with self._lock:

@@ -9,6 +9,7 @@ import triton_python_backend_utils as pb_utils  # pyright: ignore[reportMissingI
 
 from furcate.builder.engine import read_engine
 from furcate.decoding.executors.load import load_executor
+from furcate.decoding.executors.pool_memory import take_pool_memory
 from furcate.decoding.stages import TreeConstruction, Verification, accept
 from furcate.decoding.threads import settle_threads
 from furcate.model_repository.served_engine import served_engine
@@ -38,26 +39,31 @@ class StageModel(ABC):
             return error_response(f"a stage failed ({type(error).__name__}); see the server's log")
 
 
-def _with_executor(stage_class, engine):
-    """The two functions of a stage that has an executor of its own."""
+def _loaded(engine):
+    """An executor of a stage's own."""
     executor = load_executor(engine)
     settle_threads(executor, None)
-    stage = stage_class(executor, engine.manifest.tree)
-    return stage.run, stage.run_prompt
+    return executor
 
 
 class TreeConstructionModel(StageModel):
     """Holds the drafter."""
 
     def stage_of(self, engine):
-        return _with_executor(TreeConstruction, engine)
+        executor = _loaded(engine)
+        take_pool_memory(executor.head_pool)
+        stage = TreeConstruction(executor, engine.manifest.tree)
+        return stage.run, stage.run_prompt
 
 
 class VerificationModel(StageModel):
     """Holds the target and its cache."""
 
     def stage_of(self, engine):
-        return _with_executor(Verification, engine)
+        executor = _loaded(engine)
+        take_pool_memory(executor.target_pool)
+        stage = Verification(executor, engine.manifest.tree)
+        return stage.run, stage.run_prompt
 
 
 class AcceptanceModel(StageModel):

@@ -28,6 +28,7 @@ from furcate.builder.tensorrt_networks import EMBEDDING
 from furcate.decoding.clock import Clock
 from furcate.decoding.executors.drafted_rows import DraftedRows, chain_words, fitting_words
 from furcate.decoding.executors.executor import CommitRows
+from furcate.decoding.executors.pool_memory import new_pool
 from furcate.decoding.executors.ranks import Operation, Ranks, join_ranks
 from furcate.decoding.executors.tensorrt_plan import TensorRTPlan, load_plan, refit_plan
 from furcate.plugins.cache_commit.op import cache_commit
@@ -115,7 +116,7 @@ class TensorRTExecutor:
     def _pool(self, num_layers: int, spec: DecoderSpec, tp_size: int) -> Tensor:
         size = (self.manifest.page_size, spec.num_kv_heads // tp_size, spec.head_dim)
         shape = (num_layers, self.num_pages + 1, 2, *size)
-        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+        return new_pool(shape, self.dtype, self.device)
 
     def _stream(self) -> int:
         return torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else 0

@@ -6,7 +6,6 @@ B batch, N nodes, R rows asked for, H hidden, F feature width, V vocabulary, Vd 
 import copy
 from contextlib import AbstractContextManager, nullcontext
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
@@ -29,6 +28,7 @@ from furcate.builder.ops.torch import RopeTables, TorchOps
 from furcate.builder.tree_config import MAX_TREE_NODES
 from furcate.decoding.clock import Clock
 from furcate.decoding.executors.executor import CommitRows
+from furcate.decoding.executors.pool_memory import new_pool
 from furcate.plugins.cache_commit.op import cache_commit
 from furcate.plugins.tree_attention.spec import RopeTable
 
@@ -91,11 +91,7 @@ class TorchExecutor:
 
     def _pool(self, num_layers: int, spec: DecoderSpec) -> Tensor:
         shape = (num_layers, self.num_pages + 1, 2, self.manifest.page_size, spec.num_kv_heads, spec.head_dim)
-        if self.device.type != "cpu":
-            return torch.zeros(shape, dtype=self.dtype, device=self.device)
-        # numpy's zeros come from calloc: memory is taken as pages are first written, not at load.
-        storage = np.zeros(shape, dtype=np.float32 if self.dtype is torch.float32 else np.int16)
-        return torch.from_numpy(storage).view(self.dtype)
+        return new_pool(shape, self.dtype, self.device)
 
     def _rope_tables(self, spec: DecoderSpec) -> RopeTables:
         # Draft nodes of a full context still need rows of the table.

@@ -10,7 +10,7 @@ from furcate.builder.errors import ConfigError, EngineMismatch
 from furcate.decoding.scheduler import Scheduler
 from furcate.decoding.tree_shape import shape_from_choices
 from furcate.decoding.tune import TuneConfig, tune
-from furcate.decoding.tune_measure import accepted_drafts, interpolated
+from furcate.decoding.tune_measure import NO_RANK, Ranks, accepted_drafts, interpolated
 from furcate.decoding.tune_report import draw_curves, print_tuning
 
 
@@ -26,6 +26,31 @@ def test_accepted_drafts_are_counted_along_the_one_path_that_is_right():
     assert accepted_drafts(tree, [4, 7]) == 1
     assert accepted_drafts(tree, [6]) == 0
     assert accepted_drafts(tree, []) == 0
+
+
+RANKS = [[0, 1], [NO_RANK], [1, 0], [0, NO_RANK], [0, 0], [0]]
+"""Of a text of seven tokens: at each but the last, the ranks of the next two, as far as the drafter had them."""
+
+
+def test_rates_count_every_place_alike():
+    assert Ranks(max_depth=2, num_ranks=2, texts=[RANKS]).rates() == [[4 / 6, 1 / 6], [2 / 4, 1 / 4]]
+
+
+@pytest.mark.parametrize(
+    ("choices", "tau"),
+    [
+        ([(0,)], 7 / 4),  # steps at 0, 2, 3, 5 accept 1, 0, 1, 1
+        ([(0,), (1,)], 6 / 3),  # at 0, 2, 4: 1 each
+        (
+            [(0,), (1,), (0, 0), (0, 1), (1, 0)],
+            5 / 2,
+        ),  # at 0 and 3: 2, 1; a step at 5 the end of the text may cut short
+        ([(1,)], 6 / 5),  # at 0, 1, 2, 4, 5: that at 2 accepts
+    ],
+)
+def test_predicted_tau_is_that_of_steps_that_begin_where_the_last_one_ended(choices, tau):
+    ranks = Ranks(max_depth=2, num_ranks=2, texts=[RANKS])
+    assert ranks.tau_of(shape_from_choices(choices)) == pytest.approx(tau)
 
 
 @pytest.fixture
