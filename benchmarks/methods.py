@@ -97,6 +97,8 @@ class Options:
     engines: Path = Path("engines/methods")
     prompts: Path = Path("examples/prompts.jsonl")
     max_tokens: int = 32
+    limit: int = 4
+    """Prompts of a setting, or as many as it decodes together."""
     batches: tuple[int, ...] = (1, 8)
     temperatures: tuple[float, ...] = (0.0, 1.0)
     only: tuple[str, ...] = ()
@@ -147,7 +149,7 @@ def compare_methods(options: Options) -> Iterator[Figures]:
         prompts = read_prompts(options.prompts, read_engine(options.engines / head))
         plain = Scheduler(executor, parse_tree("single", None), Acceptance.MATCH)
         for batch in options.batches:
-            texts = prompts[: max(2, batch)]
+            texts = prompts[: max(options.limit, batch)]
             for temperature in options.temperatures:
                 sampling = {
                     "max_tokens": options.max_tokens,
