@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
+from host import check_fixed_budget, host
 from rich.console import Console
 from rich.table import Table
 
 from furcate.builder.config import Layout
+from furcate.builder.engine import read_engine
 from furcate.client import Client
 from furcate.client.results import Generation
 from furcate.client.server import ServerConfig, TritonServer
@@ -31,7 +33,7 @@ class LayoutsConfig:
     """Measure the staged layout beside fused."""
 
     engine: tyro.conf.Positional[Path]
-    """Engine directory; acceptance match or greedy, one head."""
+    """Engine directory; acceptance match or greedy, one head, built with --no-adaptive."""
     prompts: Path
     """A .jsonl file with a "prompt" in each line."""
     limit: int = 8
@@ -45,6 +47,8 @@ class LayoutsConfig:
 def main() -> None:
     """Runs the comparison."""
     config = tyro.cli(LayoutsConfig, description=__doc__)
+    check_fixed_budget(read_engine(config.engine))
+    machine = host()
     lines = config.prompts.read_text().splitlines()[: config.limit]
     prompts = [json.loads(line)["prompt"] for line in lines]
     with servers(config.engine) as urls:
@@ -56,7 +60,8 @@ def main() -> None:
             client.close()
     Console().print(table(rows))
     config.output.parent.mkdir(parents=True, exist_ok=True)
-    record = {"engine": config.engine.name, "max_tokens": config.max_tokens, "num_prompts": len(prompts), "rows": rows}
+    settings = {"engine": config.engine.name, "max_tokens": config.max_tokens, "num_prompts": len(prompts)}
+    record = {"host": machine, **settings, "rows": rows}
     config.output.write_text(json.dumps(record, indent=1) + "\n")
 
 

@@ -8,7 +8,6 @@ in the same setting, which runs before and after. Prints docs/methods.md's figur
 """
 
 import json
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import torch
 import tyro
+from host import BUSY, host
 from rich.console import Console
 from rich.table import Table
 
@@ -31,8 +31,6 @@ from furcate.decoding.request import Request, RequestStats, SamplingParams
 from furcate.decoding.scheduler import Scheduler
 
 HEADS = Path(__file__).parents[1] / "examples" / "heads"
-BUSY = 1.0
-"""A load average above this says that other programs were running."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +41,7 @@ class Method:
     head: str
     tree: str
     acceptance: str = "match"
+    is_adaptive: bool = False
 
     @property
     def is_sampled_only(self) -> bool:
@@ -63,6 +62,7 @@ METHODS = (
     Method(name="EAGLE-3 chain, p/q", head="eagle3", tree="chain:4", acceptance="multi_step"),
     Method(name="EAGLE-3 chain, block", head="eagle3", tree="chain:4", acceptance="block"),
     Method(name="EAGLE-3", head="eagle3", tree="dynamic:16/4/4"),
+    Method(name="EAGLE-3, adaptive budget", head="eagle3", tree="dynamic:16/4/4", is_adaptive=True),
     Method(name="EAGLE-3, UniVer", head="eagle3", tree="dynamic:16/4/4", acceptance="univer"),
     Method(name="SpecInfer", head="eagle3", tree="expansion:1,1,3,1,1", acceptance="multi_step"),
     Method(name="recursive rejection", head="eagle3", tree="expansion:3,2,1", acceptance="recursive"),
@@ -162,7 +162,8 @@ def compare_methods(options: Options) -> Iterator[Figures]:
                 runs = []
                 for method in methods:
                     tree = parse_trees(method.tree, manifest.heads)
-                    scheduler = Scheduler(executor, tree, Acceptance(method.acceptance))
+                    acceptance = Acceptance(method.acceptance)
+                    scheduler = Scheduler(executor, tree, acceptance, is_adaptive=method.is_adaptive)
                     run(scheduler, texts[:batch], batch, {**sampling, "max_tokens": 4})
                     runs.append(run(scheduler, texts, batch, sampling))
                 speed = (before + tokens_a_second(run(plain, texts, batch, sampling))) / 2
@@ -209,16 +210,17 @@ def count_cpu_time() -> None:
 
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
-    load = os.getloadavg()[0]
+    machine = host()
     if options.cpu_time:
         count_cpu_time()
     figures = list(compare_methods(options))
     console = Console(width=150)
     console.print(table_of(figures), highlight=False)
-    if load > BUSY and not options.cpu_time:
-        console.print(f"The load average was {load:.1f}: other programs were running, so the speeds say little.")
+    if machine["busy_before"] > BUSY and not options.cpu_time:
+        console.print("Other programs were running before this began, so the speeds say little.")
     options.results.mkdir(parents=True, exist_ok=True)
-    record = {"load_average": load, "cpu_time": options.cpu_time, "figures": [asdict(entry) for entry in figures]}
+    settings = {"cpu_time": options.cpu_time, "limit": options.limit, "max_tokens": options.max_tokens}
+    record = {"host": machine, **settings, "figures": [asdict(entry) for entry in figures]}
     (options.results / f"{options.name}.json").write_text(json.dumps(record, indent=2) + "\n")
 
 

@@ -24,6 +24,7 @@ from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from host import check_fixed_budget, host
 from serving.checks import faults_of, gauges, plain_texts
 from serving.figures import Figures, figures_of, plain_figures, table_of
 from serving.load import Outcome, closed_loop, open_loop, send
@@ -63,10 +64,10 @@ class Served:
             ServerConfig(repository=self.repository, http_port="auto", grpc_port="auto", metrics_port="auto")
         )
 
-    def write(self, name: str, record: object) -> None:
-        """Saves figures as JSON."""
+    def write(self, name: str, machine: dict[str, object], record: dict[str, object]) -> None:
+        """Saves figures, and the machine as it was before they were taken, as JSON."""
         self.results.mkdir(parents=True, exist_ok=True)
-        (self.results / f"{name}.json").write_text(json.dumps(record, indent=2) + "\n")
+        (self.results / f"{name}.json").write_text(json.dumps({"host": machine, **record}, indent=2) + "\n")
         console.print(f"written: {self.results / name}.json")
 
 
@@ -91,7 +92,8 @@ class Arrivals(Served):
 
 @dataclass(frozen=True, kw_only=True)
 class Overhead(Served):
-    """One greedy stream on the server and the same request in this process, in turns: the medians of ms a step, and their ratio."""
+    """One greedy stream on the server and the same request in this process, in turns: the medians of ms a step, and their ratio.
+    For an engine built with --no-adaptive."""
 
     max_tokens: int = 64
     rounds: int = 6
@@ -113,6 +115,7 @@ def throughput(options: Throughput) -> None:
     """Levels of concurrency, furcate and transformers in turns."""
     from serving.plots import draw_levels
 
+    machine = host()
     prompts, manifest = options.read_prompts(), read_engine(options.engine).manifest
     peer = None
     if options.target is not None:
@@ -139,7 +142,7 @@ def throughput(options: Throughput) -> None:
                 console.print(f"{concurrency:>3} at once: {rows[-2][1].tokens_per_s / speed:.2f}x transformers")
     console.print(table_of(rows, "at once"))
     name = f"serve-throughput-{manifest.dtype.value}"
-    options.write(name, [{"system": system, **asdict(f)} for system, f in rows])
+    options.write(name, machine, {"figures": [{"system": system, **asdict(f)} for system, f in rows]})
     curves = {system: [f for s, f in rows if s == system] for system, _ in rows}
     title = f"{manifest.name}, {manifest.dtype.value}, {os.environ.get('OMP_NUM_THREADS', 'all')} thread(s)"
     draw_levels(curves, options.results / f"{name}.png", title=title, level_name="requests at once")
@@ -149,6 +152,7 @@ def arrivals(options: Arrivals) -> None:
     """Open loop: rates of arrival."""
     from serving.plots import draw_levels
 
+    machine = host()
     prompts = options.read_prompts()
     rows: list[tuple[str, Figures]] = []
     with options.server() as server:
@@ -160,7 +164,7 @@ def arrivals(options: Arrivals) -> None:
         asyncio.run(level(10.0))
         rows += [("furcate", figures_of(asyncio.run(level(rate)), rate)) for rate in options.rates]
     console.print(table_of(rows, "a second"))
-    options.write("serve-arrivals", [asdict(f) for _, f in rows])
+    options.write("serve-arrivals", machine, {"figures": [asdict(f) for _, f in rows]})
     draw_levels(
         {"furcate": [f for _, f in rows]},
         options.results / "serve-arrivals.png",
@@ -171,7 +175,9 @@ def arrivals(options: Arrivals) -> None:
 
 def overhead(options: Overhead) -> None:
     """A served step over the step in this process, in turns."""
+    machine = host()
     engine = read_engine(options.engine)
+    check_fixed_budget(engine)
     prompts = options.read_prompts()[: options.rounds]
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     scheduler = Scheduler(TorchExecutor(engine))
@@ -206,13 +212,14 @@ def overhead(options: Overhead) -> None:
         f"ms a step, medians of {len(ratios)}: served {record['served_ms']:.2f}, in this process {record['direct_ms']:.2f};"
         f" ratio {record['ratio']:.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
     )
-    options.write(f"serve-overhead-{engine.manifest.dtype.value}", record)
+    options.write(f"serve-overhead-{engine.manifest.dtype.value}", machine, record)
 
 
 def soak(options: Soak) -> None:
     """The load, then every check; exits 1 when one fails."""
     from serving.plots import draw_memory
 
+    machine = host()
     prompts = options.read_prompts()
     mix = Mix(cancelled=options.cancelled, malformed=options.malformed)
     outcomes: list[Outcome] = []
@@ -261,7 +268,7 @@ def soak(options: Soak) -> None:
     for fault in faults[:10]:
         console.print(f"[red]{fault}[/red]")
     console.print_json(json.dumps({**record, "faults": len(faults)}))
-    options.write("serve-soak", record)
+    options.write("serve-soak", machine, record)
     draw_memory(memory, settled_s, options.results / "serve-soak-memory.png")
     sys.exit(1 if faults else 0)
 

@@ -9,13 +9,13 @@ with an adaptive budget: the adaptive one should be within 5% of plain decoding.
 """
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
 import tyro
+from host import host
 from methods import count_cpu_time
 from rich.console import Console
 
@@ -151,11 +151,11 @@ def adaptive_rounds(options: Options, engine: Engine) -> dict[str, object]:
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
     console = Console(width=120)
-    load = os.getloadavg()[0]
+    machine = host()
     if options.cpu_time:
         count_cpu_time()
     engine = read_engine(options.engine)
-    record: dict[str, object] = {"load_average": load, "options": asdict(options) | {"engine": str(options.engine)}}
+    record: dict[str, object] = {"host": machine, "options": asdict(options) | {"engine": str(options.engine)}}
     for name, part in (("tuned", tuned_rounds), ("random words", adaptive_rounds)):
         record[name] = found = part(options, engine)
         console.print(name, style="bold")

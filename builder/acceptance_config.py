@@ -61,6 +61,11 @@ def resolve_acceptance(acceptance: Acceptance, tree: TreeConfig, head: HeadKind 
     return acceptance
 
 
+def can_adapt(num_heads: int, tree: TreeConfig, acceptance: Acceptance) -> bool:
+    """Whether steps may draft smaller trees than this one and leave every text as it is: the rule must not draw drafts."""
+    return num_heads == 1 and tree.max_depth > 0 and acceptance in (Acceptance.MATCH, Acceptance.GREEDY)
+
+
 def _resolve_merged(acceptance: Acceptance, tree: TreeConfig) -> Acceptance:
     if acceptance is Acceptance.AUTO:
         return Acceptance.MATCH

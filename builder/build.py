@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from furcate.builder.acceptance_config import Acceptance, resolve_acceptance
+from furcate.builder.acceptance_config import can_adapt, resolve_acceptance
 from furcate.builder.checkpoints.drafter import read_drafter
 from furcate.builder.checkpoints.heads import HeadCheckpoint
 from furcate.builder.checkpoints.named import shapes_of
@@ -39,7 +39,7 @@ from furcate.builder.staging import check_output, staged
 from furcate.builder.tensor_parallel import check_parallel
 from furcate.builder.tensorrt_config import TensorRTConfig
 from furcate.builder.tensorrt_engine import check_tensorrt_config, usable_tensorrt, write_plans
-from furcate.builder.tree_config import TreeConfig
+from furcate.builder.tree_config import MAX_TREE_NODES, TreeConfig
 from furcate.builder.trtllm_config import trtllm_config
 
 DTYPES = {DataType.FLOAT32: torch.float32, DataType.BFLOAT16: torch.bfloat16, DataType.FLOAT16: torch.float16}
@@ -83,9 +83,9 @@ def build_engine(config: BuildConfig, progress: Progress | None = None) -> Build
         progress.stage("reading head")
     heads = _read_heads(config, target)
     tree = parse_trees(config.tree, [head.spec for head in heads])
-    acceptance = resolve_acceptance(config.acceptance, tree, heads[0].spec.kind if heads else None)
-    if config.adaptive and (len(heads) != 1 or tree.max_depth == 0 or acceptance is not Acceptance.MATCH):
-        raise ConfigError("--adaptive needs one head, a tree of more than the root, and --acceptance match.")
+    resolve_acceptance(
+        config.acceptance, tree, heads[0].spec.kind if heads else None
+    )  # refused before anything is written
     with staged(config.output) as directory:
         weights, head_specs = _engine_weights(config, target, heads, progress)
         if config.executor is Executor.TORCH:
@@ -199,6 +199,14 @@ def _with_draft_vocabulary(config: BuildConfig, place: int, spec: HeadSpec, weig
     return replace(spec, draft_vocab_size=size)
 
 
+def default_pool_tokens(max_batch_size: int, max_context_tokens: int) -> int:
+    """Room for so many sequences of full length, and for the tree that one of them drafts behind its last token.
+
+    Without that a lone sequence of full length would not fit; where the batch is full of such, the last one waits.
+    """
+    return max_batch_size * max_context_tokens + 2 * MAX_TREE_NODES
+
+
 def _converted(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return (tensor.to(dtype) if tensor.is_floating_point() else tensor).contiguous()
 
@@ -210,6 +218,7 @@ def _manifest(
     tree: TreeConfig,
     has_chat_template: bool,
 ) -> Manifest:
+    acceptance = resolve_acceptance(config.acceptance, tree, heads[0].spec.kind if heads else None)
     name = config.name or target.source.resolve().stem
     sources = {"target": target.source.name} | {head_prefix(place): path.name for place, path in enumerate(config.head)}
     return Manifest(
@@ -223,11 +232,11 @@ def _manifest(
         tree=tree,
         max_batch_size=config.max_batch_size,
         max_context_tokens=config.max_context_tokens,
-        max_pool_tokens=config.max_pool_tokens or config.max_batch_size * config.max_context_tokens,
+        max_pool_tokens=config.max_pool_tokens or default_pool_tokens(config.max_batch_size, config.max_context_tokens),
         page_size=config.page_size,
         prefill_chunk_tokens=config.prefill_chunk_tokens,
-        acceptance=resolve_acceptance(config.acceptance, tree, heads[0].spec.kind if heads else None),
-        is_adaptive=config.adaptive,
+        acceptance=acceptance,
+        is_adaptive=config.adaptive and can_adapt(len(heads), tree, acceptance),
         bos_token_id=target.spec.bos_token_id,
         eos_token_ids=target.spec.eos_token_ids,
         has_chat_template=has_chat_template,

@@ -122,7 +122,8 @@ def summary(config: BuildConfig, result: BuildResult) -> Table:
         "engine": str(result.path),
         "target": f"{manifest.sources['target']}, {manifest.target.num_layers} layers, hidden {manifest.target.hidden_size}",
         "head": drafted or "none (plain decoding)",
-        "tree": f"{manifest.tree}: {manifest.tree.budget} nodes, depth {manifest.tree.max_depth}",
+        "tree": f"{manifest.tree}: {manifest.tree.budget} nodes, depth {manifest.tree.max_depth}"
+        + (", or fewer where that is faster" if manifest.is_adaptive else ""),
         "acceptance": manifest.acceptance.value + ("" if manifest.acceptance.is_lossless else " (LOSSY)"),
         "dtype": manifest.dtype.value,
         "size": _size(result.num_bytes),

@@ -59,14 +59,15 @@ class BuildConfig:
     """How drafted tokens are accepted. auto: match with a head; drawn with a draft model. match takes the target's own token after
     each node; block, multi_step, recursive, traversal and univer draw the draft too. All of these keep the target's distribution
     exactly. typical does NOT: it is lossy, and the manifest and every request's statistics say so. greedy: temperature 0 only."""
-    adaptive: bool = False
-    """Let each step draft the whole tree, a small one or nothing, by what was accepted lately and by the batch. Needs match."""
+    adaptive: bool = True
+    """Let each step draft the whole tree, a small one or nothing, by what was accepted lately and by how many requests run.
+    Never changes a text: it is for one head and acceptance match; elsewhere every step drafts the whole tree."""
     max_batch_size: int = 32
     """Sequences a step may serve together."""
     max_context_tokens: int = 2048
     """Longest prompt plus answer, in tokens; sizes the rotary table and each sequence's share of the K/V pool."""
     max_pool_tokens: int | None = None
-    """K/V pool size in tokens, all sequences together. Default: max_batch_size x max_context_tokens."""
+    """K/V pool size in tokens, all sequences together. Default: max_batch_size x max_context_tokens, and a tree's room."""
     page_size: int = 16
     """Tokens a K/V page holds: 16, 32, 64 or 128."""
     prefill_chunk_tokens: int = 256

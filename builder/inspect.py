@@ -30,6 +30,9 @@ def description(manifest: Manifest) -> dict[str, str]:
         "tree": f"{manifest.tree}: at most {manifest.tree.budget} nodes with the root, depth {manifest.tree.max_depth}",
         "acceptance": manifest.acceptance.value
         + ("" if manifest.acceptance.is_lossless else ": LOSSY, texts do not follow the target's distribution"),
+        "budget": "adaptive: a step drafts the whole tree, a small one or nothing"
+        if manifest.is_adaptive
+        else "fixed: every step drafts the whole tree",
         "tuned": "no"
         if manifest.tuning is None
         else f"on {manifest.tuning['device']}, {manifest.tuning['chosen']} chosen",
@@ -38,7 +41,7 @@ def description(manifest: Manifest) -> dict[str, str]:
         "limits": f"{manifest.max_batch_size} sequences a step, {manifest.max_context_tokens} tokens of prompt and answer, "
         f"prompt chunks of {manifest.prefill_chunk_tokens}",
         "K/V cache": f"{per_token} bytes a token, pages of {manifest.page_size} tokens, pool of {manifest.max_pool_tokens} tokens "
-        f"({per_token * manifest.max_pool_tokens / 2**20:.0f} MiB at most)",
+        f"({per_token * manifest.max_pool_tokens / 2**20:.0f} MiB)",
         "ends at": f"token ids {', '.join(map(str, manifest.eos_token_ids)) or 'none'}",
         "chat template": "yes" if manifest.has_chat_template else "no",
         "built with": ", ".join(f"{name} {version}" for name, version in manifest.versions.items()),

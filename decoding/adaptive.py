@@ -15,7 +15,7 @@ from torch import Tensor
 from furcate.builder.acceptance_config import Acceptance
 from furcate.builder.errors import ConfigError
 from furcate.builder.tree_config import TreeConfig, TreeKind
-from furcate.decoding.drafters.proposer import Committed, DraftRows
+from furcate.decoding.drafters.proposer import Committed, DraftRows, Proposer
 from furcate.decoding.executors.executor import EngineExecutor
 from furcate.decoding.sequence import Sequence
 from furcate.decoding.step import Step, StepResult
@@ -28,6 +28,12 @@ SMALL_SHARE = 0.75
 """What a small tree has accepted, as a share of the whole tree's."""
 MEASURED_SIZES = (1, 4, 8, 16, 32, 128)
 """Nodes of the passes that are timed; a batch of 32 small trees has about as many as the last."""
+MEASURED_WIDTHS = (1, 4, 32)
+"""Nodes of the draft passes that are timed."""
+MEASURED_CONTEXT = 64
+"""Tokens in the cache before the passes that are timed."""
+PATIENCE_S = 1.0
+"""Of timing passes while an engine is loaded."""
 FIRST_WAIT, LONGEST_WAIT = 16, 128
 """Plain steps before a tree is tried again; doubled after each try in vain."""
 
@@ -123,9 +129,7 @@ class Ladder:
         # A draft model's states have the width of the whole tree's.
         self.steps[1].proposer = whole.proposer
         self.rungs = [Rung.of(plain, 0.0), Rung.of(small, SMALL_SHARE), Rung.of(tree, 1.0)]
-        self.times = _recorded_times(executor) or measure_passes(
-            executor, whole.proposer, MEASURED_SIZES, (1, 4, 32), 64
-        )
+        self.times = _recorded_times(executor) or _measured_times(executor, whole.proposer, tree)
         self.pulses: dict[int, Pulse] = {}
 
     def step_for(self, sequences: list[Sequence]) -> Step:
@@ -182,6 +186,16 @@ class Ladder:
         )
         sequence.state = states[0]
         pulse.unseen_ids, pulse.features = [], []
+
+
+def _measured_times(executor: EngineExecutor, proposer: Proposer, tree: TreeConfig) -> PassTimes:
+    """This engine's pass times, measured here and now with passes that its limits allow."""
+    manifest = executor.manifest
+    most_nodes = max(tree.budget, min(manifest.prefill_chunk_tokens, manifest.max_context_tokens // 2))
+    sizes = sorted({tree.budget, *(size for size in MEASURED_SIZES if size <= most_nodes)})
+    widths = [width for width in MEASURED_WIDTHS if width <= most_nodes]
+    context = min(MEASURED_CONTEXT, manifest.max_context_tokens // 2)
+    return measure_passes(executor, proposer, sizes, widths, context, PATIENCE_S)
 
 
 def _root(sequence: Sequence) -> int:

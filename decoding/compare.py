@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import tyro
 
-from furcate.builder.acceptance_config import Acceptance, resolve_acceptance
+from furcate.builder.acceptance_config import Acceptance, can_adapt, resolve_acceptance
 from furcate.builder.engine import read_engine
 from furcate.builder.merged_tree_config import parse_trees
 from furcate.builder.tree_config import TreeConfig, TreeKind
@@ -223,7 +223,9 @@ def compare(config: CompareConfig) -> Total:
     tree = manifest.tree if config.tree is None else parse_trees(config.tree, manifest.heads)
     prompts = read_prompts(config.prompts, engine)[: config.limit]
     acceptance = resolve_acceptance(config.acceptance or manifest.acceptance, tree)
-    is_adaptive = manifest.is_adaptive if config.adaptive is None else config.adaptive
+    is_adaptive = config.adaptive
+    if is_adaptive is None:
+        is_adaptive = manifest.is_adaptive and can_adapt(len(manifest.heads), tree, acceptance)
     executor = load_executor(engine)
     settle_threads(executor, config.threads)
 

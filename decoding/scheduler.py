@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from furcate.builder.acceptance_config import Acceptance
+from furcate.builder.acceptance_config import Acceptance, can_adapt
 from furcate.builder.engine import read_engine
 from furcate.builder.errors import RequestError
 from furcate.builder.scheduling_config import Reservation, SchedulingConfig
@@ -55,7 +55,9 @@ class Scheduler:
         self.manifest = executor.manifest
         self.scheduling = scheduling
         self._step = self.step_type(executor, tree or self.manifest.tree, acceptance or self.manifest.acceptance)
-        is_adaptive = (tree is None and self.manifest.is_adaptive) if is_adaptive is None else is_adaptive
+        if is_adaptive is None:
+            is_own = tree is None and can_adapt(len(self.manifest.heads), self.manifest.tree, self._step.acceptance)
+            is_adaptive = is_own and self.manifest.is_adaptive
         self._ladder = Ladder(executor, self._step, tree or self.manifest.tree) if is_adaptive else None
         self.pool = PagePool(executor.num_pages, self.manifest.page_size)
         self._pages = pages_of(self._step, self.pool, is_reusing=scheduling.prefix_reuse)

@@ -8,7 +8,7 @@ STAGED_RULES = (Acceptance.MATCH, Acceptance.GREEDY)
 HEADS = (HeadKind.MEDUSA, HeadKind.HYDRA, HeadKind.EAGLE, HeadKind.EAGLE3)
 
 
-def check_staged(acceptance: str, head_kinds: list[str], *, is_adaptive: bool) -> None:
+def check_staged(acceptance: str, head_kinds: list[str]) -> None:
     """ConfigError for an engine whose steps cannot be cut into stages."""
     if acceptance not in [rule.value for rule in STAGED_RULES]:
         raise ConfigError(
@@ -17,7 +17,3 @@ def check_staged(acceptance: str, head_kinds: list[str], *, is_adaptive: bool) -
         )
     if len(head_kinds) > 1 or not set(head_kinds) <= {kind.value for kind in HEADS}:
         raise ConfigError("layout staged serves engines with one head (or none), not draft models; use --layout fused.")
-    if is_adaptive:
-        raise ConfigError(
-            "layout staged drafts the same tree in every step; use --layout fused, or leave --adaptive out."
-        )

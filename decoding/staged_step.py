@@ -71,7 +71,7 @@ class StagedStep:
         manifest = executor.manifest
         kinds = [head.kind.value for head in manifest.heads]
         self.acceptance = resolve_acceptance(acceptance, tree)
-        check_staged(self.acceptance.value, kinds, is_adaptive=manifest.is_adaptive)
+        check_staged(self.acceptance.value, kinds)
         self.executor = executor
         self.clock = executor.clock
         self.proposer = None
@@ -169,7 +169,7 @@ class StagedStep:
 
 
 class StagedScheduler(Scheduler):
-    """A scheduler whose steps run as stages. Pages are promised in full, and no prefix is kept."""
+    """A scheduler whose steps run as stages. Every step drafts the whole tree, pages are promised in full, no prefix is kept."""
 
     step_type = StagedStep
 
@@ -181,7 +181,8 @@ class StagedScheduler(Scheduler):
             raise ConfigError(
                 f"layout staged promises pages in full, and reservation is {scheduling.reservation}; use full, or --layout fused."
             )
-        return cls(StagedEngine(engine, stages), scheduling=scheduling)  # pyright: ignore[reportArgumentType]
+        staged = StagedEngine(engine, stages)
+        return cls(staged, is_adaptive=False, scheduling=scheduling)  # pyright: ignore[reportArgumentType]
 
     def _end(self, sequence: Sequence, *, is_kept: bool = True) -> None:
         super()._end(sequence, is_kept=is_kept)

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import tyro
 
-from furcate.builder.acceptance_config import Acceptance, resolve_acceptance
+from furcate.builder.acceptance_config import Acceptance, can_adapt, resolve_acceptance
 from furcate.builder.engine import Manifest, read_engine, rewrite_manifest
 from furcate.builder.errors import ConfigError
 from furcate.builder.network.spec import HeadKind
@@ -157,7 +157,9 @@ def record(path: Path, manifest: Manifest, tuning: Tuning) -> None:
         resolve_acceptance(acceptance, tree)
     except ConfigError:
         acceptance = resolve_acceptance(Acceptance.AUTO, tree, manifest.head_kind)
-    rewrite_manifest(path, replace(manifest, tree=tree, acceptance=acceptance, tuning=tuning.to_json()))
+    is_adaptive = manifest.is_adaptive and can_adapt(len(manifest.heads), tree, acceptance)
+    tuned = replace(manifest, tree=tree, acceptance=acceptance, is_adaptive=is_adaptive, tuning=tuning.to_json())
+    rewrite_manifest(path, tuned)
 
 
 def predict(

@@ -65,11 +65,20 @@ def interpolated(table: dict[int, float], size: int) -> float:
 
 @torch.inference_mode()
 def measure_passes(
-    executor: EngineExecutor, proposer: Proposer | None, sizes: Sequence[int], widths: Sequence[int], context: int
+    executor: EngineExecutor,
+    proposer: Proposer | None,
+    sizes: Sequence[int],
+    widths: Sequence[int],
+    context: int,
+    patience_s: float = math.inf,
 ) -> PassTimes:
-    """Pass times behind `context` cached tokens. The pool's first pages are overwritten: call it before any request."""
+    """Pass times behind `context` cached tokens. The pool's first pages are overwritten: call it before any request.
+
+    Every pass runs NUM_REPEATS times, or fewer (two at least) once `patience_s` is over.
+    """
     pages = -(-(context + max(*sizes, sum(widths)) + 2) // executor.manifest.page_size)
-    table = torch.arange(pages, dtype=torch.int32, device=executor.device)[None]
+    # A pool may have fewer pages than the widest pass: then some are read twice.
+    table = torch.arange(pages, dtype=torch.int32, device=executor.device)[None] % executor.num_pages
     lengths = torch.tensor([context], dtype=torch.int32, device=executor.device)
     passes: dict[tuple[str, int], Callable[[], object]] = {}
     batch = min(BATCH, executor.manifest.max_batch_size)
@@ -97,7 +106,7 @@ def measure_passes(
             page_table=tables,
         )
         passes["draft together", 1] = lambda: _start_and_descend(proposer, together, 1)
-    times = _least_ms(passes, executor.device)
+    times = _least_ms(passes, executor.device, patience_s)
     drafting = {width: max(ms - times["draft", 0], 0.0) for (kind, width), ms in times.items() if kind == "draft"}
     if proposer is not None:
         drafting[0] = times["draft", 0]
@@ -122,13 +131,16 @@ def _start_and_descend(proposer: Proposer, rows: DraftRows, width: int) -> None:
 
 
 def _least_ms(
-    passes: dict[tuple[str, int], Callable[[], object]], device: torch.device
+    passes: dict[tuple[str, int], Callable[[], object]], device: torch.device, patience_s: float
 ) -> dict[tuple[str, int], float]:
     """The least time of each pass. All take turns, so that whatever else the machine does slows none of them alone."""
     times = dict.fromkeys(passes, math.inf)
+    begin = time.monotonic()
     for run in passes.values():
         run()
-    for _ in range(NUM_REPEATS):
+    for number in range(NUM_REPEATS):
+        if number >= 2 and time.monotonic() - begin > patience_s:
+            break
         for name, run in passes.items():
             _wait(device)
             start = time.perf_counter()

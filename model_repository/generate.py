@@ -101,7 +101,7 @@ def write_repository(
     }
     if layout is Layout.STAGED:
         kinds = [head["kind"] for head in (manifest.get("head"), *manifest.get("more_heads", ())) if head is not None]
-        check_staged(manifest["acceptance"], kinds, is_adaptive=manifest["is_adaptive"])
+        check_staged(manifest["acceptance"], kinds)
         configs |= _stage_configs(num_rows, relative)
         models |= _STAGE_MODELS
     _write(output, configs, models)

@@ -47,11 +47,10 @@ class PackedLinear:
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
         self.bias = bias
-        # A single bfloat16 row takes a slower kernel than a few: plain decoding gains a quarter from three rows of padding.
-        self.is_slow_alone = weight.dtype is torch.bfloat16
 
     def __call__(self, x: Tensor, residual: Tensor | None) -> Tensor:
-        if self.is_slow_alone and x.numel() == x.shape[-1]:
+        # A single row takes a slower kernel than a few: plain decoding gains a quarter to a half from three rows of padding.
+        if x.numel() == x.shape[-1]:
             shape = (*x.shape[:-1], self.packed.shape[0])
             return self._apply(_in_company(x), None if residual is None else _in_company(residual))[:1].view(shape)
         return self._apply(x, residual)
@@ -68,9 +67,9 @@ def _in_company(row: Tensor) -> Tensor:
 
 
 class Float32Linear:
-    """A float32 layer: packed for the few rows of a tree, torch's for a single row and for a prompt chunk.
+    """A float32 layer: packed for the few rows of a tree, torch's for a prompt chunk.
 
-    Packed float32 is up to a third faster from 2 to about 48 rows and no faster outside, where torch's kernel also sums in
+    Packed float32 is up to a third faster up to about 48 rows and no faster beyond, where torch's kernel also sums in
     shorter runs: a 300-token prompt's logits are then within 1e-4 of transformers'. The plain weight is memory-mapped.
     """
 
@@ -79,7 +78,7 @@ class Float32Linear:
 
     def __call__(self, x: Tensor, residual: Tensor | None) -> Tensor:
         num_rows = x.numel() // x.shape[-1]
-        return (self.packed if 1 < num_rows <= MOST_PACKED_FLOAT32_ROWS else self.plain)(x, residual)
+        return (self.packed if num_rows <= MOST_PACKED_FLOAT32_ROWS else self.plain)(x, residual)
 
 
 def linear_of(weight: Tensor, bias: Tensor | None) -> PlainLinear | PackedLinear | Float32Linear:

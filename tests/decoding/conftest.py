@@ -99,7 +99,7 @@ def engine_with(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     def build(head: Path, **settings: object) -> Path:
         key = (head, *sorted(settings.items()))
         if key not in built:
-            settings = {"dtype": DataType.FLOAT32, "max_context_tokens": 400, **settings}
+            settings = {"dtype": DataType.FLOAT32, "max_context_tokens": 400, "adaptive": False, **settings}
             output = root / f"engine{len(built)}"
             build_engine(BuildConfig(target=tiny_target, head=head, output=output, **settings))
             built[key] = output

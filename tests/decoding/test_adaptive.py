@@ -1,18 +1,23 @@
 """Adaptive budgets: the same text, trees only while they pay, and a drafter that catches up."""
 
+import shutil
 from dataclasses import replace
 
 import pytest
 
 from furcate.builder.acceptance_config import Acceptance
+from furcate.builder.build import build_engine
+from furcate.builder.config import BuildConfig
 from furcate.builder.engine import read_engine
 from furcate.builder.errors import ConfigError
 from furcate.builder.network.spec import HeadKind
 from furcate.builder.tree_config import TreeConfig, TreeKind, parse_tree
 from furcate.decoding.adaptive import FIRST_GAIN, SMALL_SHARE, Pulse, Rung, best_rung, smaller_tree
+from furcate.decoding.compare import CompareConfig, compare
 from furcate.decoding.executors.torch import TorchExecutor
 from furcate.decoding.request import Request, SamplingParams
 from furcate.decoding.scheduler import Scheduler
+from furcate.decoding.tune import TuneConfig, record, tune
 from furcate.decoding.tune_measure import PassTimes
 
 MEMORY_BOUND = PassTimes(verify_ms={1: 20, 4: 21, 16: 24, 64: 30}, draft_ms={0: 1, 1: 1.5, 8: 2})
@@ -132,3 +137,66 @@ def test_rules_whose_text_depends_on_the_tree_are_refused(tiny_engine):
         Scheduler(executor, parse_tree("chain:3", executor.manifest.head_kind), Acceptance.UNIVER, is_adaptive=True)
     with pytest.raises(ConfigError, match="needs a head and a tree"):
         Scheduler(executor, parse_tree("single", None), Acceptance.MATCH, is_adaptive=True)
+
+
+@pytest.mark.parametrize(
+    ("head", "settings", "is_adaptive"),
+    [
+        ("eagle3", {}, True),
+        ("medusa", {"tree": "chain:3"}, True),
+        ("eagle3", {"adaptive": False}, False),
+        ("eagle3", {"acceptance": Acceptance.UNIVER}, False),
+        ("eagle3", {"tree": "single"}, False),
+        (None, {}, False),
+    ],
+)
+def test_budgets_adapt_unless_told_otherwise_wherever_the_text_stays_the_same(
+    tiny_target, tiny_heads, tmp_path, head, settings, is_adaptive
+):
+    config = BuildConfig(
+        target=tiny_target,
+        head=head and tiny_heads[head],
+        output=tmp_path / "engine",
+        max_context_tokens=400,
+        **settings,
+    )
+    assert build_engine(config).manifest.is_adaptive is is_adaptive
+
+
+def test_another_rule_for_an_adaptive_engine_drafts_whole_trees(tiny_engine, tmp_path):
+    path = tiny_engine("eagle3", adaptive=True)
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("Hello\n")
+    total = compare(CompareConfig(engine=path, prompts=prompts, max_tokens=8, acceptance=Acceptance.UNIVER))
+    assert total.num_prompts == 1
+    scheduler = Scheduler(TorchExecutor(read_engine(path)), acceptance=Acceptance.UNIVER)
+    scheduler.add(Request(request_id=0, prompt_ids=(5, 6, 7), sampling=SamplingParams(max_tokens=4)))
+    while scheduler.sequences:
+        scheduler.step()
+
+
+def test_tuning_that_picks_plain_decoding_leaves_an_engine_that_loads(tiny_engine, tmp_path):
+    path = tmp_path / "engine"
+    shutil.copytree(tiny_engine("eagle3", adaptive=True), path)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"input_ids": [5, 6, 7]}\n')
+    tuning = tune(TuneConfig(engine=path, prompts=prompts, max_tokens=8, max_depth=2, dry_run=True))
+    plain = next(candidate for candidate in tuning.candidates if candidate.family == "plain")
+    record(path, read_engine(path).manifest, replace(tuning, chosen=plain))
+    assert not read_engine(path).manifest.is_adaptive
+    Scheduler(TorchExecutor(read_engine(path)))
+
+
+@pytest.mark.parametrize("head", ["eagle3", "medusa"])
+@pytest.mark.parametrize("max_context_tokens", [16, 40, 130])
+def test_the_smallest_engines_measure_within_their_limits_and_serve_a_text_of_full_length(
+    tiny_engine, head, max_context_tokens
+):
+    limits = {"max_context_tokens": max_context_tokens, "max_batch_size": 1, "prefill_chunk_tokens": 16}
+    scheduler = Scheduler(TorchExecutor(read_engine(tiny_engine(head, adaptive=True, **limits))))
+    sampling = SamplingParams(max_tokens=max_context_tokens - 3)
+    scheduler.add(Request(request_id=0, prompt_ids=(5, 6, 7), sampling=sampling))
+    tokens = []
+    while scheduler.sequences:
+        tokens += [token for output in scheduler.step() for token in output.token_ids]
+    assert len(tokens) == sampling.max_tokens

@@ -140,16 +140,13 @@ def test_optimistic_pages_are_refused(tiny_engine: Callable[..., Path]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("acceptance", "heads", "is_adaptive", "sentence"),
+    ("acceptance", "heads", "sentence"),
     [
-        ("univer", ["eagle3"], False, "acceptance 'univer' needs its laws; use --layout fused"),
-        ("match", ["model"], False, "not draft models; use --layout fused"),
-        ("match", ["eagle", "medusa"], False, "serves engines with one head"),
-        ("match", ["eagle3"], True, "drafts the same tree in every step"),
+        ("univer", ["eagle3"], "acceptance 'univer' needs its laws; use --layout fused"),
+        ("match", ["model"], "not draft models; use --layout fused"),
+        ("match", ["eagle", "medusa"], "serves engines with one head"),
     ],
 )
-def test_engines_that_cannot_be_cut_are_refused(
-    acceptance: str, heads: list[str], is_adaptive: bool, sentence: str
-) -> None:
+def test_engines_that_cannot_be_cut_are_refused(acceptance: str, heads: list[str], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        check_staged(acceptance, heads, is_adaptive=is_adaptive)
+        check_staged(acceptance, heads)

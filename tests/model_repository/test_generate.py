@@ -8,6 +8,7 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
+from furcate.builder.acceptance_config import Acceptance
 from furcate.builder.config import Layout
 from furcate.builder.errors import ConfigError
 from furcate.model_repository.generate import write_repository
@@ -100,7 +101,7 @@ def test_the_staged_layout_adds_a_model_for_each_stage_and_their_ensemble(engine
 
 
 def test_an_engine_that_cannot_be_staged_writes_nothing(tiny_engine: Callable[..., Path], tmp_path: Path) -> None:
-    adaptive = tiny_engine("eagle3", adaptive=True)
-    with pytest.raises(ConfigError, match="layout staged drafts the same tree in every step"):
-        write_repository(tmp_path / "staged", engine_dir=adaptive, layout=Layout.STAGED)
+    drawn = tiny_engine("eagle3", acceptance=Acceptance.UNIVER)
+    with pytest.raises(ConfigError, match="acceptance 'univer' needs its laws"):
+        write_repository(tmp_path / "staged", engine_dir=drawn, layout=Layout.STAGED)
     assert os.listdir(tmp_path) == []

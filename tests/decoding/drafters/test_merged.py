@@ -223,7 +223,6 @@ def test_the_command_takes_a_head_again_and_again(tiny_target, tiny_heads, tmp_p
         ({"acceptance": Acceptance.TRAVERSAL, "tree": "chain:2"}, "does not go with several heads"),
         ({"acceptance": Acceptance.UNIVER}, "does not go with several heads"),
         ({"acceptance": Acceptance.MULTI_STEP, "tree": "chain:2+dynamic:8/2/3"}, "does not go with tree"),
-        ({"adaptive": True}, "--adaptive needs one head"),
         ({"executor": Executor.TENSORRT}, "--executor tensorrt takes one"),
     ],
 )
