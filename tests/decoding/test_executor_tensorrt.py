@@ -65,6 +65,28 @@ def test_every_step_is_the_torch_executors(tensorrt_engine, tiny_engine, head, t
     assert all(plan.num_passes > 0 for plan in runtime.plans.values())
 
 
+@pytest.mark.parametrize("head", ["eagle3", "eagle", "medusa"])
+def test_an_adaptive_engine_measures_passes_that_its_profiles_hold_and_writes_the_same_text(
+    tensorrt_engine, tiny_engine, head
+):
+    settings = {"tree": "dynamic:12/2/4", "max_batch_size": 2, "prefill_chunk_tokens": 32, "max_context_tokens": 130}
+    engine = tensorrt_engine(head, adaptive=True, **settings)
+    request = Request(request_id=0, prompt_ids=tuple(range(5, 45)), sampling=SamplingParams(max_tokens=24))
+    written = []
+    for executor, tree in (
+        (TensorRTExecutor(engine, TorchRuntime(engine), device="cpu"), None),
+        (TorchExecutor(read_engine(tiny_engine(head, **settings))), parse_tree("single", None)),
+    ):
+        scheduler = Scheduler(executor, tree)
+        scheduler.add(request)
+        tokens: list[int] = []
+        while scheduler.sequences:
+            tokens += [token for output in scheduler.step() for token in output.token_ids]
+        written.append(tokens)
+    assert engine.manifest.is_adaptive
+    assert written[0] == written[1]
+
+
 @pytest.mark.parametrize(("head", "tree"), [
     ("hydra", "dynamic:12/2/3"), ("hydra-prefix", "chain:3"), ("model", "dynamic:9/2/3"),
 ])  # fmt: skip
