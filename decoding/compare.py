@@ -237,7 +237,7 @@ def compare(config: CompareConfig) -> Total:
             end_ids=manifest.eos_token_ids,
         )
 
-    with Report(manifest, tree, len(prompts)) as report:
+    with Report(manifest, tree, len(prompts), is_adaptive=is_adaptive) as report:
         comparisons = compare_prompts(executor, prompts, (tree, acceptance, is_adaptive), sampling, report.add)
         total = total_of(comparisons)
         report.close_with(total, config.temperature, acceptance)

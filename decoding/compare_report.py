@@ -12,12 +12,11 @@ from furcate.decoding.compare import PARTS, Comparison, Total
 class Report:
     """Prints comparisons as they come. Use as a context manager."""
 
-    def __init__(self, manifest: Manifest, tree: TreeConfig, num_prompts: int) -> None:
+    def __init__(self, manifest: Manifest, tree: TreeConfig, num_prompts: int, *, is_adaptive: bool) -> None:
         self.console = Console()
         head = manifest.head_kind.value if manifest.head_kind is not None else "no head"
-        self.console.print(
-            f"{manifest.name}, {head}, tree {tree} ({tree.budget} nodes), {manifest.dtype.value}", highlight=False
-        )
+        nodes = f"{tree.budget} nodes" + (" or fewer" if is_adaptive else "")
+        self.console.print(f"{manifest.name}, {head}, tree {tree} ({nodes}), {manifest.dtype.value}", highlight=False)
         columns = (TextColumn("prompts"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self.progress = Progress(*columns, console=self.console, transient=True)
         self.task = self.progress.add_task("prompts", total=num_prompts)
