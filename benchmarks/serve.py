@@ -28,7 +28,7 @@ from host import check_fixed_budget, host
 from serving.checks import faults_of, gauges, plain_texts
 from serving.figures import Figures, figures_of, plain_figures, table_of
 from serving.load import Outcome, closed_loop, open_loop, send
-from serving.memory import MemorySample, sample_memory, slope_of
+from serving.memory import ALL, MemorySample, mean_resident, sample_memory, slope_of
 from serving.requests import Ask, Mix, ServedPrompt, asks, same_prompts, served_prompts
 
 from furcate.builder.engine import read_engine
@@ -101,12 +101,14 @@ class Overhead(Served):
 
 @dataclass(frozen=True, kw_only=True)
 class Soak(Served):
-    """Mixed requests, some cancelled, some malformed, at each level in turn; every text is held against plain decoding."""
+    """Mixed requests, some cancelled, some malformed, all levels round after round; every text is held against plain decoding."""
 
     minutes: float = 10.0
     levels: tuple[int, ...] = (1, 8, 32, 100)
-    warm_up_minutes: float = 2.0
-    """The highest level runs so long before the others: it fills pages and allocators. Memory must be flat after it."""
+    rounds: int = 5
+    """Equal ones, so that their memory compares: the slope is that of a line through their means."""
+    warm_up_minutes: float = 4.0
+    """Of all levels before the rounds: it fills pages and allocators. Memory must be flat after it."""
     cancelled: float = 0.10
     malformed: float = 0.05
 
@@ -239,21 +241,31 @@ def soak(options: Soak) -> None:
                 memory.append(await asyncio.to_thread(sample_memory, server, manifest))
                 await asyncio.sleep(2)
 
-        asyncio.run(level(max(options.levels), len(options.levels), 60 * options.warm_up_minutes))
+        def round_of_levels(number: int, minutes: float) -> list[MemorySample]:
+            before = len(memory)
+            for place, concurrency in enumerate(options.levels):
+                seed = number * len(options.levels) + place
+                asyncio.run(level(concurrency, seed, 60 * minutes / len(options.levels)))
+            return memory[before:]
+
+        round_of_levels(0, options.warm_up_minutes)
         settled_s = time.monotonic()
-        for seed, concurrency in enumerate(options.levels):
-            asyncio.run(level(concurrency, seed, 60 * options.minutes / len(options.levels)))
+        rounds = [round_of_levels(1 + number, options.minutes / options.rounds) for number in range(options.rounds)]
         time.sleep(2)
         left = gauges(server)
     console.print("holding every text against plain decoding ...")
     texts = plain_texts(options.engine, prompts, [outcome.ask for outcome in outcomes])
     faults = faults_of(outcomes, texts)
     settled = [sample for sample in memory if sample.time_s > settled_s]
-    slope, error = slope_of([sample.time_s for sample in settled], [sample.total for sample in settled])
+    means = [mean_resident(samples) for samples in rounds]
+    times_s = [statistics.mean(sample.time_s for sample in samples) for samples in rounds]
+    slope, error = slope_of(times_s, [mean[ALL] for mean in means])
     record = {
         "requests": len(outcomes),
         "minutes": options.minutes,
         "levels": options.levels,
+        "rounds": options.rounds,
+        "warm_up_minutes": options.warm_up_minutes,
         "finished": sum(o.generation is not None for o in outcomes),
         "left_early": sum(o.ask.fate == "cancelled" and o.generation is None for o in outcomes),
         "refused": sum(o.refusal is not None for o in outcomes),
@@ -263,6 +275,7 @@ def soak(options: Soak) -> None:
             name: {process: round(mib, 1) for process, mib in {**sample.resident, "K/V pages": sample.pool}.items()}
             for name, sample in (("first", memory[0]), ("settled", settled[0]), ("last", memory[-1]))
         },
+        "memory_mib_by_round": means,
         "memory_slope_mib_per_hour": {"slope": slope, "standard_error": error},
     }
     for fault in faults[:10]:

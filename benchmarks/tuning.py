@@ -3,12 +3,13 @@
     .venv/bin/python benchmarks/tuning.py ENGINE [--prompts examples/prompts.jsonl] [--rounds 5]
 
 First the engine is tuned (nothing is recorded in it). Then, round after round on prompts that tuning has not seen, the picked tree,
-the best chain that tuning measured and plain decoding take turns prompt by prompt: the picked one should be as fast as the chain
-or faster. Last, texts of random words (temperature 3, which no head predicts) by plain decoding, by the engine's whole tree and
+the best chain that tuning measured and plain decoding take turns step by step: the picked one should be as fast as the chain or
+faster. Last, texts of random words (temperature 3, which no head predicts) by plain decoding, by the engine's whole tree and
 with an adaptive budget: the adaptive one should be within 5% of plain decoding. Writes benchmarks/results/tuning.json.
 """
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,9 +23,10 @@ from rich.console import Console
 from furcate.builder.acceptance_config import Acceptance
 from furcate.builder.engine import Engine, read_engine
 from furcate.decoding.compare import generate
+from furcate.decoding.executors.executor import EngineExecutor
 from furcate.decoding.executors.load import load_executor
 from furcate.decoding.prompts import Prompt, read_prompts
-from furcate.decoding.request import SamplingParams
+from furcate.decoding.request import Request, SamplingParams
 from furcate.decoding.scheduler import Scheduler
 from furcate.decoding.tune import PLAIN, TuneConfig, tune
 
@@ -60,27 +62,56 @@ class Round:
         return self.speeds[name] / self.speeds[other]
 
 
+def plainly(executor: EngineExecutor) -> Scheduler:
+    """Plain decoding."""
+    return Scheduler(executor, PLAIN, Acceptance.MATCH)
+
+
+@dataclass(kw_only=True)
+class Contender:
+    """One way to decode, on an executor of its own, and what its texts took so far (prompts do not count)."""
+
+    scheduler: Scheduler
+    num_tokens: int = 0
+    seconds: float = 0.0
+    is_done: bool = False
+
+    def begin(self, prompt: Prompt, sampling: SamplingParams) -> None:
+        """Takes a prompt on, up to the first token."""
+        self.scheduler.add(Request(request_id=0, prompt_ids=prompt.input_ids, sampling=sampling))
+        while not self.scheduler.step()[0].stats.num_emitted_tokens:
+            pass
+        self.is_done = not self.scheduler.sequences
+
+    def step(self) -> None:
+        """One step, timed."""
+        start = time.perf_counter()
+        (output,) = self.scheduler.step()
+        self.seconds += time.perf_counter() - start
+        self.num_tokens += len(output.token_ids)
+        self.is_done = output.finish_reason is not None
+
+
 def rounds_of(
-    schedulers: dict[str, Scheduler],
+    engine: Engine,
+    scheduler_of: dict[str, Callable[[EngineExecutor], Scheduler]],
     prompts: list[Prompt],
     sampling: Callable[[int, int], SamplingParams],
     num_rounds: int,
 ) -> list[Round]:
-    """Every round's speeds; contenders take turns prompt by prompt, so that noise hits all alike."""
+    """Every round's speeds. All decode the same text at the same time, step by step in turns, so that noise hits all alike."""
+    schedulers = {name: make(load_executor(engine)) for name, make in scheduler_of.items()}
     for scheduler in schedulers.values():
         generate(scheduler, prompts[0], SamplingParams(max_tokens=6))
     rounds = []
     for number in range(num_rounds):
-        tokens, seconds = dict.fromkeys(schedulers, 0), dict.fromkeys(schedulers, 0.0)
+        contenders = {name: Contender(scheduler=scheduler) for name, scheduler in schedulers.items()}
         for place, prompt in enumerate(prompts):
-            # Whoever goes first may find the machine cooler: each starts as often as the others.
-            names = list(schedulers)
-            turn = (number + place) % len(names)
-            for name in names[turn:] + names[:turn]:
-                run = generate(schedulers[name], prompt, sampling(number, place))
-                tokens[name] += run.stats.num_emitted_tokens - 1
-                seconds[name] += run.decode_seconds
-        rounds.append(Round(speeds={name: tokens[name] / seconds[name] for name in schedulers}))
+            for contender in contenders.values():
+                contender.begin(prompt, sampling(number, place))
+            while running := [contender for contender in contenders.values() if not contender.is_done]:
+                min(running, key=lambda contender: contender.num_tokens).step()
+        rounds.append(Round(speeds={name: c.num_tokens / c.seconds for name, c in contenders.items()}))
     return rounds
 
 
@@ -98,9 +129,11 @@ def tuned_rounds(options: Options, engine: Engine) -> dict[str, object]:
     )
     measured = [candidate for candidate in tuning.candidates if candidate.measured_ratio is not None]
     chain = max((c for c in measured if c.family == "chain"), key=lambda c: c.measured_ratio or 0.0)
-    executor = load_executor(engine)
-    trees = {"picked": tuning.chosen.tree, "chain": chain.tree, "plain": PLAIN}
-    schedulers = {name: Scheduler(executor, tree, Acceptance.MATCH) for name, tree in trees.items()}
+    scheduler_of: dict[str, Callable[[EngineExecutor], Scheduler]] = {
+        "picked": lambda executor: Scheduler(executor, tuning.chosen.tree, Acceptance.MATCH),
+        "chain": lambda executor: Scheduler(executor, chain.tree, Acceptance.MATCH),
+        "plain": plainly,
+    }
 
     def sampling(number: int, place: int) -> SamplingParams:
         return SamplingParams(
@@ -111,7 +144,7 @@ def tuned_rounds(options: Options, engine: Engine) -> dict[str, object]:
         )
 
     prompts = read_prompts(options.prompts, engine)[options.limit : 2 * options.limit]
-    rounds = rounds_of(schedulers, prompts, sampling, options.rounds)
+    rounds = rounds_of(engine, scheduler_of, prompts, sampling, options.rounds)
     return {
         "picked": str(tuning.chosen.tree),
         "chain": str(chain.tree),
@@ -128,19 +161,18 @@ def tuned_rounds(options: Options, engine: Engine) -> dict[str, object]:
 
 def adaptive_rounds(options: Options, engine: Engine) -> dict[str, object]:
     """Random words: plain decoding, the whole tree, and an adaptive budget."""
-    executor = load_executor(engine)
     tree = engine.manifest.tree
-    schedulers = {
-        "plain": Scheduler(executor, PLAIN, Acceptance.MATCH),
-        "whole": Scheduler(executor, tree, Acceptance.MATCH),
-        "adaptive": Scheduler(executor, tree, Acceptance.MATCH, is_adaptive=True),
+    scheduler_of: dict[str, Callable[[EngineExecutor], Scheduler]] = {
+        "plain": plainly,
+        "whole": lambda executor: Scheduler(executor, tree, Acceptance.MATCH),
+        "adaptive": lambda executor: Scheduler(executor, tree, Acceptance.MATCH, is_adaptive=True),
     }
 
     def sampling(number: int, place: int) -> SamplingParams:
         return SamplingParams(max_tokens=2 * options.max_tokens, temperature=RANDOM_WORDS, seed=100 * number + place)
 
     prompts = read_prompts(options.prompts, engine)[:2]
-    rounds = rounds_of(schedulers, prompts, sampling, options.rounds)
+    rounds = rounds_of(engine, scheduler_of, prompts, sampling, options.rounds)
     return {
         "tree": str(tree),
         "adaptive_over_plain": [entry.ratio("adaptive", "plain") for entry in rounds],
@@ -155,7 +187,8 @@ def main() -> None:
     if options.cpu_time:
         count_cpu_time()
     engine = read_engine(options.engine)
-    record: dict[str, object] = {"host": machine, "options": asdict(options) | {"engine": str(options.engine)}}
+    shown = {name: value for name, value in asdict(options).items() if not isinstance(value, Path)}
+    record: dict[str, object] = {"host": machine, "engine": engine.manifest.name, "options": shown}
     for name, part in (("tuned", tuned_rounds), ("random words", adaptive_rounds)):
         record[name] = found = part(options, engine)
         console.print(name, style="bold")

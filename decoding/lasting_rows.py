@@ -34,9 +34,9 @@ def num_lasting_rows(sequence: Sequence, step: Step, ladder: Ladder | None) -> i
     num_rows = sequence.num_rows_to_fill
     if sequence.state is None or step.proposer is None:
         return num_rows
-    pulse = ladder.pulses.get(sequence.request.request_id) if ladder is not None else None
-    if pulse is not None and pulse.unseen_ids:
-        num_rows = pulse.unseen_from
+    unseen = ladder.unseen.get(sequence.request.request_id) if ladder is not None else None
+    if unseen is not None:
+        num_rows = unseen.start
     if isinstance(step.proposer, MergedProposer):
         return num_rows - step.proposer.num_behind(sequence.state)
     head = step.executor.head

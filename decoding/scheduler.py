@@ -260,7 +260,13 @@ class Scheduler:
             return {}
         for sequence in sequences:
             self._pages.resize(sequence, sequence.cache_length + self._step.num_slots)
-        step = self._step if self._ladder is None else self._ladder.step_for(sequences)
+        groups = [(self._step, sequences)] if self._ladder is None else self._ladder.steps_for(sequences)
+        outputs = {}
+        for step, group in groups:
+            outputs |= self._decode_with(step, group)
+        return outputs
+
+    def _decode_with(self, step: Step, sequences: list[Sequence]) -> dict[int, StepOutput]:
         result = step.run(self._step_rows(sequences))
         if self._ladder is not None:
             self._ladder.learn(step, sequences, result)

@@ -20,6 +20,7 @@ from furcate.decoding.compare import generate
 from furcate.decoding.drafters.grow import grower_of
 from furcate.decoding.executors.executor import EngineExecutor
 from furcate.decoding.executors.load import load_executor
+from furcate.decoding.pass_times import PassTimes, measure_passes
 from furcate.decoding.prompts import Prompt, read_prompts
 from furcate.decoding.request import SamplingParams
 from furcate.decoding.sampling import SamplingRows
@@ -27,7 +28,7 @@ from furcate.decoding.scheduler import Scheduler
 from furcate.decoding.sequoia import StepTimes, plans
 from furcate.decoding.step import proposer_of
 from furcate.decoding.tree_shape import expansion_shape
-from furcate.decoding.tune_measure import Follower, PassTimes, Ranks, measure_passes
+from furcate.decoding.tune_ranks import Follower, Ranks
 
 SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
 WIDTHS = (1, 2, 4, 8)

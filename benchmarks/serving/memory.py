@@ -11,6 +11,7 @@ from furcate.client.server import TritonServer
 from serving.checks import gauges
 
 STUB = "triton_python_backend_stub"
+ALL = "all"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +37,14 @@ def sample_memory(server: TritonServer, manifest: Manifest) -> MemorySample:
         resident=resident_mib(server),
         pool=pages * manifest.page_size * manifest.kv_bytes_per_token() / 2**20,
     )
+
+
+def mean_resident(samples: list[MemorySample]) -> dict[str, float]:
+    """MiB on average, of each process and of all together."""
+    means = {
+        name: statistics.mean(sample.resident.get(name, 0.0) for sample in samples) for name in samples[-1].resident
+    }
+    return {ALL: statistics.mean(sample.total for sample in samples), **means}
 
 
 def resident_mib(server: TritonServer) -> dict[str, float]:

@@ -8,11 +8,10 @@ import pytest
 from furcate.builder.acceptance_config import Acceptance
 from furcate.builder.engine import read_engine
 from furcate.builder.tree_config import parse_tree
-from furcate.decoding.adaptive import FIRST_WAIT
 from furcate.decoding.executors.torch import TorchExecutor
+from furcate.decoding.pass_times import PassTimes
 from furcate.decoding.request import Request, SamplingParams
 from furcate.decoding.scheduler import Scheduler
-from furcate.decoding.tune_measure import PassTimes
 
 WORDS = [
     "harbour",
@@ -50,25 +49,25 @@ def test_the_ladder_settles_on_plain_decoding(tiny_engine, head, times):
     scheduler = Scheduler(executor, tree, Acceptance.MATCH, is_adaptive=True)
     ladder = scheduler._ladder
     assert ladder is not None
-    ladder.times = TIMES[times]
+    ladder.reckon_with(TIMES[times])
     for index in range(NUM_REQUESTS):
         sampling = SamplingParams(max_tokens=NUM_TOKENS, temperature=1.0, seed=index)
         scheduler.add(Request(request_id=index, prompt_ids=prompt_of(index), sampling=sampling))
     chosen: list[str] = []
     names = dict(zip(map(id, ladder.steps), ("plain", "small", "whole"), strict=True))
-    choose = ladder.step_for
+    choose = ladder.steps_for
 
     def noted(sequences):
-        step = choose(sequences)
-        chosen.append(names[id(step)])
-        return step
+        groups = choose(sequences)
+        chosen.extend(names[id(step)] for step, _ in groups)
+        return groups
 
-    ladder.step_for = noted
+    ladder.steps_for = noted
     while scheduler.sequences:
         scheduler.step()
     counts = Counter(chosen)
     assert counts["plain"] >= 0.9 * len(chosen), counts
     # After the first doubts: plain, but for a try now and then.
-    late = Counter(chosen[2 * FIRST_WAIT :])
+    late = Counter(chosen[32:])
     assert late["whole"] == 0, late
-    assert late["plain"] >= 0.95 * late.total(), late
+    assert late["plain"] >= 0.9 * late.total(), late

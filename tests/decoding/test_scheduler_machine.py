@@ -18,9 +18,9 @@ from hypothesis.stateful import (
 from furcate.builder.engine import read_engine
 from furcate.builder.scheduling_config import Reservation, SchedulingConfig
 from furcate.decoding.executors.torch import TorchExecutor
+from furcate.decoding.pass_times import PassTimes
 from furcate.decoding.request import FinishReason, Request, SamplingParams
 from furcate.decoding.scheduler import Scheduler
-from furcate.decoding.tune_measure import PassTimes
 
 SYSTEM = tuple(range(40, 75))
 PROMPTS = [
@@ -59,6 +59,9 @@ CONFIGS = {
 CHEAP_MS: dict = {"verify_ms": {1: 20, 64: 21}, "draft_ms": {0: 1, 8: 1}}
 CHEAP = PassTimes(**CHEAP_MS)
 DEAR = PassTimes(verify_ms={1: 10, 64: 600}, draft_ms={0: 1, 8: 3})
+EACH_ITS_OWN = PassTimes(verify_ms={1: 10, 64: 35.2}, draft_ms={0: 0.0, 8: 0.0}, verify_sequence_ms=9.6)
+"""Sequences cost, nodes hardly, and passes nothing: each is best off with its own size of tree."""
+GAINS = (0.0, 1.0, 4.0)
 NUM_PREEMPTED = dict.fromkeys(CONFIGS, 0)
 
 
@@ -136,10 +139,14 @@ def machine_of(executor, name, text_alone):
                 self.take(self.scheduler.step(ids))
 
         def make_trees_dear_or_cheap(self):
-            """An adaptive scheduler decodes plainly for three steps, and drafts in the next three."""
+            """An adaptive scheduler decodes plainly for three steps, and drafts in the next three, or each sequence as it likes."""
             ladder, self.num_steps = self.scheduler._ladder, self.num_steps + 1
-            if ladder is not None:
-                ladder.times = DEAR if self.num_steps // 3 % 2 else CHEAP
+            if ladder is None:
+                return
+            manner = self.num_steps // 3 % 3
+            ladder.reckon_with((DEAR, CHEAP, EACH_ITS_OWN)[manner])
+            for request_id, luck in ladder.lucks.items() if manner == 2 else ():
+                luck.gain, luck.num_plain = GAINS[(request_id + self.num_steps) % 3], 0
 
         def take(self, outputs):
             for output in outputs:

@@ -7,10 +7,11 @@ import torch
 
 from furcate.builder.engine import read_engine
 from furcate.builder.errors import ConfigError, EngineMismatch
+from furcate.decoding.pass_times import interpolated
 from furcate.decoding.scheduler import Scheduler
 from furcate.decoding.tree_shape import shape_from_choices
 from furcate.decoding.tune import TuneConfig, tune
-from furcate.decoding.tune_measure import NO_RANK, Ranks, accepted_drafts, interpolated
+from furcate.decoding.tune_ranks import NO_RANK, Ranks, accepted_drafts
 from furcate.decoding.tune_report import draw_curves, print_tuning
 
 
