@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from types import TracebackType
 from typing import Unpack
 
@@ -71,6 +71,22 @@ class AsyncClient:
         """The answer piece by piece; leaving it early (`aclose`, `async with`) ends it on the server too."""
         return self._open(prompt, options, is_streaming=True)
 
+    def infer(
+        self, tensors: Mapping[str, np.ndarray], parameters: Mapping[str, int] | None = None
+    ) -> AsyncGenerator[dict[str, np.ndarray]]:
+        """The ensemble's own responses to its own inputs (all with their batch dimension). Leaving early (`aclose`) ends
+        the answer on the server too."""
+        if self._is_closed:
+            raise RequestError(_CLOSED)
+        call = Call(
+            model_name="ensemble",
+            tensors=tensors,
+            request_id=f"furcate-{uuid.uuid4().hex}",
+            parameters=dict(parameters or {}),
+            is_streaming=True,
+        )
+        return self._responses(call)
+
     async def cancel(self, request_id: str) -> bool:
         """True when a request with that id was running; it ends now with the reason "cancelled"."""
         if self._is_closed:
@@ -111,7 +127,7 @@ class AsyncClient:
         )
         return AsyncStream(call, self._responses(call))
 
-    async def _responses(self, call: Call) -> AsyncIterator[dict[str, np.ndarray]]:
+    async def _responses(self, call: Call) -> AsyncGenerator[dict[str, np.ndarray]]:
         """The call's responses up to the last; whatever else ends it, the server is told to stop."""
         if self._is_closed:
             raise ServerError(_CLOSED)

@@ -19,7 +19,8 @@ from furcate.client.ports import check_host, listening_socket
 class ApiConfig:
     """Serve a model over OpenAI's HTTP interface, in front of a furcate server.
 
-    /v1/chat/completions, /v1/completions, /v1/models, /health and /openapi.json. Listens on the loopback address unless
+    /v1/chat/completions, /v1/completions, /v1/models, /health and /openapi.json; and the ensemble's own requests, as
+    clients of Triton send them: /v2/models/ensemble/generate and generate_stream. Listens on the loopback address unless
     --host says otherwise; then it wants API keys. Ctrl-C or SIGTERM ends it: what is running finishes first.
 
     examples:

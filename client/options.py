@@ -91,11 +91,15 @@ def tensor_from_value(field: Field, value: object) -> np.ndarray:
     try:
         if field.dtype == "STRING":
             items = [value] if isinstance(value, str | bytes) else list(value)  # pyright: ignore[reportArgumentType]
+            if isinstance(value, Mapping) or not all(isinstance(item, str | bytes) for item in items):
+                raise TypeError("no texts")
             encoded = [item.encode() if isinstance(item, str) else item for item in items]
             array = np.array(encoded, dtype=np.object_)
         else:
             given = np.asarray(value)
             dtype = np.dtype(NUMPY_DTYPES[field.dtype])
+            if given.size and (given.dtype.kind == "b") != (dtype.kind == "b"):
+                raise TypeError("truth values are no numbers")
             with np.errstate(over="ignore"):
                 array = given.astype(dtype, casting="same_kind" if dtype.kind in "fb" else "unsafe")
             if not (np.all(np.isfinite(array)) if dtype.kind == "f" else np.array_equal(array, given)):

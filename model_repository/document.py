@@ -35,7 +35,8 @@ furcate adds is marked "added".
   response can stand in. Such a request runs to its end, unless a request to `tensorrt_llm` with the parameter
   `cancel_id` (any input values) names its request id; so does the old contract's `stop` input with the same request id.
   Who wants one text and yet to be missed asks for a stream with a `response_interval_ms` and joins it: furcate's client
-  does so in `generate`, and sends the `cancel_id` too when it is left, closed, cancelled or past its deadline.
+  does so in `generate`, and sends the `cancel_id` too when it is left, closed, cancelled or past its deadline. Over HTTP
+  `furcate api` takes the same requests (`generate`, `generate_stream`) and ends any whose client leaves, whole or streamed.
 - **Turns**: requests wait for room in the K/V pool in the order they came. The request parameter `priority_level`
   (-100 to 100, larger first, default 0) changes that; `timeout` (microseconds; Triton's own field over gRPC, a parameter
   of `generate`) ends a request that takes longer, with one sentence that begins "Timed out:". `max_waiting_requests` and

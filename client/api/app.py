@@ -22,7 +22,8 @@ from furcate.client.api.completions import CompletionAnswer
 from furcate.client.api.disconnect import ClientGoneError, EventStream, unless_gone
 from furcate.client.api.errors import ApiError, api_error_from
 from furcate.client.api.fields import SamplingFields
-from furcate.client.api.guards import Guards, RequestIds
+from furcate.client.api.generate import GenerateAnswer, read_generate
+from furcate.client.api.guards import Guards, Lingering, RequestIds
 from furcate.client.api.health import HealthCheck
 from furcate.client.api.openapi import openapi_document
 from furcate.client.api.reading import read_body
@@ -48,6 +49,8 @@ def build_app(backend: Backend) -> ASGIApp:
             Route("/v1/completions", endpoints.completions, methods=["POST"]),
             Route("/v1/models", endpoints.models, methods=["GET"]),
             Route("/v1/models/{model:path}", endpoints.model, methods=["GET"]),
+            Route("/v2/models/ensemble/generate", endpoints.generate, methods=["POST"]),
+            Route("/v2/models/ensemble/generate_stream", endpoints.generate_stream, methods=["POST"]),
             Route("/health", endpoints.health, methods=["GET"]),
             Route("/openapi.json", endpoints.openapi, methods=["GET"]),
         ],
@@ -60,7 +63,7 @@ def build_app(backend: Backend) -> ASGIApp:
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
-    return RequestIds(Guards(app, backend.settings))
+    return Lingering(RequestIds(Guards(app, backend.settings)))
 
 
 class _Endpoints:
@@ -83,6 +86,17 @@ class _Endpoints:
         asked = await self._read(request, CompletionRequest)
         return await _answered(request, asked, CompletionAnswer(asked, self._backend))
 
+    async def generate(self, request: Request) -> Response:
+        """An answer of the ensemble, in one piece."""
+        asked = read_generate(await _json_body(request), is_streaming=False)
+        text = await unless_gone(GenerateAnswer(asked, self._backend.client).whole(), request.receive)
+        return Response(text, media_type="application/json")
+
+    async def generate_stream(self, request: Request) -> Any:
+        """An answer of the ensemble, response by response."""
+        asked = read_generate(await _json_body(request), is_streaming=True)
+        return EventStream(GenerateAnswer(asked, self._backend.client).events(), last=None)
+
     async def models(self, request: Request) -> Response:
         """The one model."""
         return _json(ModelList(data=[self._card]))
@@ -102,11 +116,7 @@ class _Endpoints:
         return Response(self._openapi, media_type="application/json")
 
     async def _read(self, request: Request, model: type[R]) -> R:
-        # A web page may send text/plain anywhere without asking first, but not this.
-        media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if media_type != "application/json":
-            raise ApiError(415, f"The Content-Type is '{media_type[:100]}'; it must be application/json.")
-        asked = read_body(await request.body(), model)
+        asked = read_body(await _json_body(request), model)
         self._check_model(asked.model)
         return asked
 
@@ -118,6 +128,14 @@ class _Endpoints:
                 param="model",
                 code="model_not_found",
             )
+
+
+async def _json_body(request: Request) -> bytes:
+    """The body of a request that says it is JSON: a web page may send text/plain anywhere without asking first, but not this."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise ApiError(415, f"The Content-Type is '{media_type[:100]}'; it must be application/json.")
+    return await request.body()
 
 
 async def _answered(request: Request, asked: SamplingFields, answer: ChatAnswer | CompletionAnswer) -> Any:
@@ -132,7 +150,7 @@ def _json(body: BaseModel) -> Response:
 
 async def _furcate_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, FurcateError)
-    return api_error_from(error).response()
+    return api_error_from(error).response(request.url.path)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -141,7 +159,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
         404: f"There is nothing at '{request.url.path[:100]}'; see /openapi.json.",
         405: f"{request.method} cannot be used on '{request.url.path[:100]}'; see /openapi.json.",
     }.get(error.status_code, error.detail)
-    return ApiError(error.status_code, sentence, headers=error.headers).response()
+    return ApiError(error.status_code, sentence, headers=error.headers).response(request.url.path)
 
 
 async def _client_gone(request: Request, error: Exception) -> Response:

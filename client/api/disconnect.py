@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from starlette.types import Receive, Scope, Send
 
 from furcate.builder.errors import FurcateError
-from furcate.client.api.errors import ApiError, api_error_from, internal_error
+from furcate.client.api.errors import api_error_from, internal_error
 
 T = TypeVar("T")
 READER_TIMEOUT_S = 60.0
@@ -40,10 +40,11 @@ async def _gone(receive: Receive) -> None:
 
 
 class EventStream:
-    """An ASGI answer of server-sent events. Until the first of them an error still has its own status."""
+    """An ASGI answer of server-sent events, `last` behind them. Until the first of them an error still has its own status."""
 
-    def __init__(self, events: AsyncIterator[str]) -> None:
+    def __init__(self, events: AsyncIterator[str], last: str | None = "[DONE]") -> None:
         self._events = events
+        self._last = last
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -59,27 +60,28 @@ class EventStream:
                     has_begun = True
                     await send(_START)
                 await _send_to_reader(send, _event(data))
-            await _send_to_reader(send, _event("[DONE]"))
+            if self._last is not None:
+                await _send_to_reader(send, _event(self._last))
             await send(_END)
         except FurcateError as error:
             failure = api_error_from(error)
             if not has_begun:
-                await failure.response()(scope, receive, send)
+                await failure.response(scope["path"])(scope, receive, send)
             else:
-                await _break_off(send, failure)
+                await _break_off(send, failure.text(scope["path"]))
         except ClientGoneError:
             raise
         except Exception:
             if has_begun:
-                await _break_off(send, internal_error())
+                await _break_off(send, internal_error().text(scope["path"]))
             raise
         finally:
             await self._events.aclose()  # pyright: ignore[reportAttributeAccessIssue]
 
 
-async def _break_off(send: Send, failure: ApiError) -> None:
-    """Ends a stream with an error and without [DONE]."""
-    await _send_to_reader(send, _event(failure.body.model_dump_json()))
+async def _break_off(send: Send, error: str) -> None:
+    """Ends a stream with an error and without its last event."""
+    await _send_to_reader(send, _event(error))
     await send(_END)
 
 

@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients know them: {"error": {"message", "type", "param", "code"}}."""
+"""Errors as clients know them: OpenAI's {"error": {"message", "type", "param", "code"}}, below /v2/ Triton's {"error": "..."}."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -10,6 +10,9 @@ from furcate.builder.errors import FurcateError, RequestError
 
 _CONTEXT_SENTENCE = "this engine's limit is"
 """What the server says of a prompt and max_tokens that do not fit (`furcate.decoding.limits`)."""
+
+TRITON_PATHS = "/v2/"
+"""What is asked for here is asked in Triton's words."""
 
 ErrorType = Literal[
     "invalid_request_error", "authentication_error", "not_found_error", "server_error", "overloaded_error"
@@ -32,6 +35,12 @@ class ErrorBody(BaseModel):
     error: ErrorDetail
 
 
+class TritonErrorBody(BaseModel):
+    """The same below /v2/."""
+
+    error: str
+
+
 class ApiError(FurcateError):
     """An error with its HTTP status. `param` names the field to blame, `code` is for programs."""
 
@@ -51,11 +60,15 @@ class ApiError(FurcateError):
             error=ErrorDetail(message=message, type=_type_of(status), param=param, code=code or _code_of(status))
         )
 
-    def response(self) -> Response:
-        """The HTTP answer."""
-        return Response(
-            self.body.model_dump_json(), status_code=self.status, headers=self.headers, media_type="application/json"
-        )
+    def text(self, path: str) -> str:
+        """The JSON that whoever asked for this path understands."""
+        if path.startswith(TRITON_PATHS):
+            return TritonErrorBody(error=self.body.error.message).model_dump_json()
+        return self.body.model_dump_json()
+
+    def response(self, path: str) -> Response:
+        """The HTTP answer to a request for this path."""
+        return Response(self.text(path), status_code=self.status, headers=self.headers, media_type="application/json")
 
 
 def api_error_from(error: FurcateError) -> ApiError:

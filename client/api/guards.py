@@ -7,6 +7,7 @@ import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -17,6 +18,8 @@ from furcate.client.api.settings import BODY_TIMEOUT_S, ApiSettings
 
 LOG = logging.getLogger("furcate.api")
 REQUEST_ID = "x-request-id"
+LINGER_S = 5.0
+"""How long the rest of a refused body is read and thrown away."""
 OPEN_PATHS = ("/health", "/openapi.json")
 """What needs no key: a probe and a document."""
 _GOOD_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -47,7 +50,7 @@ class RequestIds:
         except Exception:
             LOG.exception("request %s failed", request_id)
             if "status" not in line:
-                await internal_error().response()(scope, receive, send_with_id)
+                await internal_error().response(scope["path"])(scope, receive, send_with_id)
         finally:
             line["duration_ms"] = round((time.monotonic() - start_s) * 1000, 1)
             LOG.info(json.dumps(line))
@@ -72,7 +75,7 @@ class Guards:
             self._check_length(headers)
             self._check_room()
         except ApiError as error:
-            return await error.response()(scope, receive, send)
+            return await error.response(scope["path"])(scope, receive, send)
         self._num_active += 1
         try:
             await self._app(scope, limited(receive, self._settings.max_body_bytes), send)
@@ -102,8 +105,42 @@ class Guards:
             raise ApiError(503, f"{limit} requests are running here; try again later.", headers={"Retry-After": "1"})
 
 
+class Lingering:
+    """Reads on for a while where an answer closes the connection before all of the body has come: closed at once, with bytes of it
+    unread, the connection would be reset, and the client might never see the answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        is_complete = is_closing = False
+
+        async def receive_and_note() -> Message:
+            nonlocal is_complete
+            message = await receive()
+            is_complete = message["type"] != "http.request" or not message.get("more_body", False)
+            return message
+
+        async def send_and_linger(message: Message) -> None:
+            nonlocal is_closing
+            if message["type"] == "http.response.start":
+                is_closing = Headers(raw=message["headers"]).get("connection", "").lower() == "close"
+            elif is_closing and not is_complete and not message.get("more_body", False):
+                await send({**message, "more_body": True})
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LINGER_S):
+                        while not is_complete:
+                            await receive_and_note()
+                message = {"type": "http.response.body", "body": b"", "more_body": False}
+            await send(message)
+
+        await self._app(scope, receive_and_note, send_and_linger)
+
+
 def too_long(max_bytes: int) -> ApiError:
-    """The refusal of a body that is too long. The connection is closed: what is still to come of it is not read."""
+    """The refusal of a body that is too long. The connection is closed: what is still to come of it is of no use."""
     return ApiError(
         413, f"The request's body has more than {max_bytes} bytes; send a shorter one.", headers={"Connection": "close"}
     )

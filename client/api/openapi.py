@@ -10,7 +10,8 @@ from pydantic.json_schema import models_json_schema
 from furcate.client.api.answers import ChatCompletion, Completion, Health, ModelCard, ModelList
 from furcate.client.api.chat_request import ChatRequest
 from furcate.client.api.completion_request import CompletionRequest
-from furcate.client.api.errors import ErrorBody
+from furcate.client.api.errors import ErrorBody, TritonErrorBody
+from furcate.client.api.generate import answer_schema, request_schema
 from furcate.client.api.settings import ApiSettings
 
 _REFUSED: dict[int, str] = {
@@ -25,7 +26,7 @@ _REFUSED: dict[int, str] = {
 }
 _EVENT = {
     "type": "object",
-    "description": "One event. Its data is a chunk as JSON, an error as JSON, or, at last, [DONE].",
+    "description": "One event. Its data is a chunk as JSON, an error as JSON, or, below /v1/ at last, [DONE].",
     "properties": {"data": {"type": "string"}},
     "required": ["data"],
 }
@@ -38,6 +39,7 @@ _MODELS: tuple[type[BaseModel], ...] = (
     ModelList,
     Health,
     ErrorBody,
+    TritonErrorBody,
 )
 
 
@@ -48,6 +50,9 @@ def openapi_document(settings: ApiSettings) -> str:
         ref_template="#/components/schemas/{model}",
     )
     schemas = definitions["$defs"]
+    schemas["GenerateRequest"] = request_schema(is_streaming=False)
+    schemas["GenerateStreamRequest"] = request_schema(is_streaming=True)
+    schemas["GenerateAnswer"] = answer_schema()
     for name in ("ChatRequest", "CompletionRequest"):
         schemas[name]["properties"]["model"] = {"type": "string", "enum": [settings.model_name]}
     document: dict[str, Any] = {
@@ -67,6 +72,10 @@ def _paths(settings: ApiSettings) -> dict[str, Any]:
     return {
         "/v1/chat/completions": {"post": {**_generation(ChatRequest, ChatCompletion), **secured}},
         "/v1/completions": {"post": {**_generation(CompletionRequest, Completion), **secured}},
+        "/v2/models/ensemble/generate": {"post": {**_generate("GenerateRequest", "application/json"), **secured}},
+        "/v2/models/ensemble/generate_stream": {
+            "post": {**_generate("GenerateStreamRequest", "text/event-stream"), **secured}
+        },
         "/v1/models": {"get": {**_operation("The one model.", ModelList, 401, 413, 503), **secured}},
         "/v1/models/{model}": {
             "get": {**_operation("The model.", ModelCard, 401, 404, 413, 503), "parameters": [named], **secured}
@@ -81,6 +90,21 @@ def _generation(asked: type[BaseModel], answer: type[BaseModel]) -> dict[str, An
     operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": _schema(asked)}}}
     operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": _EVENT}
     return operation
+
+
+def _generate(asked: str, media_type: str) -> dict[str, Any]:
+    """Triton's generate: errors have Triton's shape."""
+    responses: dict[str, Any] = {
+        str(status): _response(sentence, _schema(TritonErrorBody)) for status, sentence in _REFUSED.items()
+    }
+    answer = _EVENT if media_type == "text/event-stream" else {"$ref": "#/components/schemas/GenerateAnswer"}
+    responses["200"] = {"description": "The answer.", "content": {media_type: {"schema": answer}}}
+    schema = {"$ref": f"#/components/schemas/{asked}"}
+    return {
+        "summary": "The ensemble's own inputs and outputs, as Triton's generate extension has them.",
+        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+        "responses": responses,
+    }
 
 
 def _operation(summary: str, answer: type[BaseModel] | None, *refusals: int) -> dict[str, Any]:

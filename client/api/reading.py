@@ -40,12 +40,21 @@ def read_body(body: bytes, model: type[Model]) -> Model:
         raise _refusal(worst["type"], worst["loc"], worst["msg"], body) from None
 
 
+def read_object(body: bytes) -> dict[str, Any]:
+    """The body's JSON object; ApiError when it is none."""
+    try:
+        value = pydantic_core.from_json(body)
+    except ValueError as error:
+        raise ApiError(400, f"The body is not JSON: {error}.") from None
+    if not isinstance(value, dict):
+        raise ApiError(400, f"The body is {_shown(value)}; it must be a JSON object.")
+    return value
+
+
 def _refusal(kind: str, loc: Sequence[str | int], sentence: str, body: bytes) -> ApiError:
     if kind == "json_invalid":
         return ApiError(400, f"The body is not JSON: {sentence.removeprefix('Invalid JSON: ')}.")
-    value = pydantic_core.from_json(body)
-    if not isinstance(value, dict):
-        return ApiError(400, f"The body is {_shown(value)}; it must be a JSON object.")
+    value = read_object(body)
     path = ".".join(str(step) for step in _steps_in(value, loc, is_missing=kind == "missing"))
     if kind == "extra_forbidden":
         return ApiError(400, f"Unknown field '{path}'; leave it out.", param=path, code="unknown_field")

@@ -30,15 +30,33 @@ def test_leaving_a_stream_ends_its_text(client: openai.OpenAI, tiny_server: Trit
     assert is_idle_soon(tiny_server)
 
 
-@pytest.mark.parametrize("is_stream", [False, True])
-def test_a_connection_that_breaks_ends_its_text(api_url: str, tiny_server: TritonServer, is_stream: bool) -> None:
-    body = json.dumps({**LONG, "stream": is_stream}).encode()
+GENERATE = {"text_input": "Hello", "max_tokens": 380, "end_id": -1}
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/completions", LONG),
+        ("/v1/completions", {**LONG, "stream": True}),
+        ("/v2/models/ensemble/generate", GENERATE),
+        ("/v2/models/ensemble/generate_stream", GENERATE),
+        ("/v2/models/ensemble/generate_stream", {**GENERATE, "stream": True}),
+    ],
+)
+def test_a_connection_that_breaks_ends_its_text(
+    api_url: str, tiny_server: TritonServer, path: str, asked: dict
+) -> None:
+    body = json.dumps(asked).encode()
     address = urlsplit(api_url)
     with closing(socket.create_connection((address.hostname, address.port))) as connection:
-        connection.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer a-key-of-the-tests\r\n"
-            b"Content-Type: application/json\r\nContent-Length: " + str(len(body)).encode() + b"\r\n\r\n" + body
+        lines = (
+            f"POST {path} HTTP/1.1",
+            "Host: x",
+            "Authorization: Bearer a-key-of-the-tests",
+            "Content-Type: application/json",
+            f"Content-Length: {len(body)}",
         )
+        connection.sendall("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
         for _ in range(500):
             if gauge(tiny_server, "furcate_live_requests") == 1:
                 break

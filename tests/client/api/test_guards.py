@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -66,6 +67,25 @@ def test_five_megabytes_are_refused_and_the_server_lives(http: httpx2.Client) ->
         "code": "request_too_large",
     }
     assert http.post("/v1/completions", json=BODY).json()["choices"]
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_who_reads_only_after_all_is_sent_still_gets_the_refusal(api_url: str, is_chunked: bool) -> None:
+    """A connection closed with bytes unread is reset, and then what was sent to the client is lost too."""
+    address, piece = urlsplit(api_url), b"x" * 65536
+    num_pieces = 5_000_000 // len(piece)
+    length = "Transfer-Encoding: chunked" if is_chunked else f"Content-Length: {num_pieces * len(piece)}"
+    lines = ("POST /v1/completions HTTP/1.1", "Host: x", "Authorization: Bearer a-key-of-the-tests", length)
+    with closing(socket.create_connection((address.hostname, address.port), timeout=30)) as connection:
+        connection.sendall("\r\n".join((*lines, "Content-Type: application/json", "", "")).encode())
+        for _ in range(num_pieces):
+            connection.sendall(b"%x\r\n%b\r\n" % (len(piece), piece) if is_chunked else piece)
+            time.sleep(0.002)
+        connection.sendall(b"0\r\n\r\n" if is_chunked else b"")
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b"send a shorter one" in answer
 
 
 @pytest.mark.server
