@@ -1,6 +1,8 @@
 """One answer of `tensorrt_llm` while it grows, and the tensors that tell of it."""
 
+import json
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -8,6 +10,7 @@ import numpy as np
 from furcate.decoding.request import FinishReason, Request, RequestStats, StepOutput
 from furcate.model_repository.disconnects import new_answer_key
 from furcate.model_repository.engine_request import EngineRequest
+from furcate.model_repository.sampling_table import result_values
 from furcate.model_repository.tables import TENSORRT_LLM
 from furcate.model_repository.text_stream import AnswerText, Decodes
 
@@ -27,6 +30,7 @@ class Answer:
         client_id: str,
         tokenizer: Decodes,
         response_interval_s: float = 0.0,
+        is_probed: bool = False,
     ) -> None:
         self.request = request
         self.client_id = client_id
@@ -39,6 +43,8 @@ class Answer:
         self._num_sent = 0
         self._response_interval_s = response_interval_s
         self._responded_at = time.monotonic()
+        self._is_probed = is_probed
+        self._probed_at = self._responded_at
         self._log_probs: list[float] = []
         min_tokens = request.sampling.min_tokens
         has_stops = bool(asked.stop_texts)
@@ -60,13 +66,20 @@ class Answer:
         self._stats = replace(output.stats, num_emitted_tokens=len(self._ids) - self._num_prompt_ids)
         return reason
 
-    def outputs(self) -> dict[str, np.ndarray] | None:
-        """The tensors of a response in mid-stream; None when there is nothing to send yet."""
-        if not self._asked.is_streaming or self._num_sent == len(self._ids):
-            return None
-        if time.monotonic() - self._responded_at < self._response_interval_s:
-            return None
-        return self._tensors("")
+    def outputs(self, probe_interval_s: float) -> dict[str, np.ndarray] | None:
+        """The tensors of a response in mid-stream; None when there is nothing to send yet.
+
+        An answer that is probed sends an empty response when none has gone out for so long: on it `postprocessing` sees whether
+        the client is still there, and gives it nothing.
+        """
+        now = time.monotonic()
+        has_more = self._asked.is_streaming and self._num_sent < len(self._ids)
+        if has_more and now - self._responded_at >= self._response_interval_s:
+            return self._tensors("")
+        if self._is_probed and now - max(self._responded_at, self._probed_at) >= probe_interval_s:
+            self._probed_at = now
+            return _outputs_without_tokens({"answer_key": [self.key], "answer_results": [b""]})
+        return None
 
     def last_outputs(self, reason: FinishReason) -> dict[str, np.ndarray]:
         """The tensors of the answer's last response: what was not sent before, and why it ended."""
@@ -78,44 +91,42 @@ class Answer:
         self._num_sent = len(self._ids)
         self._responded_at = time.monotonic()
         has_log_probs = self.request.sampling.returns_log_probs
+        results = {
+            "cum_log_probs": [sum(self._log_probs)] if has_log_probs else [],
+            "output_log_probs": [log_probs if has_log_probs else []],
+            **_counts(self._stats, num_fresh=len(fresh) - max(self._num_prompt_ids - len(earlier), 0)),
+        }
         return TENSORRT_LLM.outputs_from(
             {
                 "output_ids": [fresh],
                 "sequence_length": [len(fresh)],
-                "cum_log_probs": [sum(self._log_probs)] if has_log_probs else [],
-                "output_log_probs": [log_probs] if has_log_probs else np.zeros((1, 0)),
                 "answer_key": [self.key],
                 "earlier_ids": earlier,
                 "num_unsearched_ids": [self._num_prompt_ids + self.request.sampling.min_tokens],
                 "answer_stop_texts": [text.encode() for text in self._asked.stop_texts],
-                "finish_reason": [finish_reason.encode()],
-                **_no_logits(),
-                **_counts(self._stats, num_fresh=len(fresh) - max(self._num_prompt_ids - len(earlier), 0)),
+                "answer_results": [json.dumps(results).encode()],
+                **result_values({**results, "finish_reason": [finish_reason.encode()]}),
             }
         )
 
 
 def outputs_of_cancel(*, was_found: bool) -> dict[str, np.ndarray]:
     """The tensors that answer a request to cancel: no tokens, and "cancelled", or "unknown" when none had that id."""
-    return TENSORRT_LLM.outputs_from(
-        {
-            "output_ids": np.zeros((1, 0)),
-            "sequence_length": [0],
-            "cum_log_probs": [],
-            "output_log_probs": np.zeros((1, 0)),
-            "answer_key": [new_answer_key()],
-            "earlier_ids": [],
-            "num_unsearched_ids": [0],
-            "answer_stop_texts": [],
-            "finish_reason": [FinishReason.CANCELLED.value.encode() if was_found else b"unknown"],
-            **_no_logits(),
-            **_counts(RequestStats(num_prompt_tokens=0), num_fresh=0),
-        }
+    reason = FinishReason.CANCELLED.value if was_found else "unknown"
+    return _outputs_without_tokens(
+        {"answer_key": [new_answer_key()], "answer_results": [b"{}"], "finish_reason": [reason.encode()]}
     )
 
 
-def _no_logits() -> dict[str, object]:
-    return {"context_logits": np.zeros((0, 0)), "generation_logits": np.zeros((0, 0, 0))}
+def _outputs_without_tokens(values: Mapping[str, object]) -> dict[str, np.ndarray]:
+    nothing = {
+        "output_ids": np.zeros((1, 0)),
+        "sequence_length": [0],
+        "earlier_ids": [],
+        "num_unsearched_ids": [0],
+        "answer_stop_texts": [],
+    }
+    return TENSORRT_LLM.outputs_from({**nothing, **result_values({}), **values})
 
 
 def _counts(stats: RequestStats, *, num_fresh: int) -> dict[str, object]:

@@ -24,9 +24,14 @@ def text_from_config(config: "pb.ModelConfig") -> str:
 
 
 def python_config(
-    table: ModelTable, *, max_batch_size: int, parameters: dict[str, str], picks_device: bool = False
+    table: ModelTable,
+    *,
+    max_batch_size: int,
+    parameters: dict[str, str],
+    picks_device: bool = False,
+    is_decoupled: bool = False,
 ) -> "pb.ModelConfig":
-    """A Python model that answers each request once, on the CPU, or on the device that its code picks.
+    """A Python model that answers each request once (decoupled: or not at all), on the CPU, or on the device that its code picks.
 
     One instance: with more, a stream's text arrives out of order. KIND_MODEL loads with and without a GPU.
     """
@@ -34,6 +39,7 @@ def python_config(
     config.backend = "python"
     kind = pb.ModelInstanceGroup.KIND_MODEL if picks_device else pb.ModelInstanceGroup.KIND_CPU
     config.instance_group.add(kind=kind, count=1)
+    config.model_transaction_policy.decoupled = is_decoupled
     for key, value in parameters.items():
         config.parameters[key].string_value = value
     return config
@@ -46,8 +52,9 @@ def iterative_config(
 
     `max_live_requests` take turns; a step holds up to `max_batch_size` of them, and further requests wait in order.
     """
-    config = python_config(table, max_batch_size=max_batch_size, parameters=parameters, picks_device=True)
-    config.model_transaction_policy.decoupled = True
+    config = python_config(
+        table, max_batch_size=max_batch_size, parameters=parameters, picks_device=True, is_decoupled=True
+    )
     for tensor in config.input:
         tensor.allow_ragged_batch = True
     batching = config.sequence_batching

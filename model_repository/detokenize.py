@@ -1,11 +1,14 @@
 """Tokens to text: what `postprocessing` does, without Triton."""
 
+import json
 from collections import OrderedDict
 from collections.abc import Mapping
 
 import numpy as np
 
+from furcate.builder.errors import RequestError
 from furcate.model_repository.io_table import text_from_bytes
+from furcate.model_repository.sampling_table import result_values
 from furcate.model_repository.tables import POSTPROCESSING
 from furcate.model_repository.text_stream import AnswerText, Decodes
 
@@ -36,7 +39,15 @@ class Texts:
             text += answer.finish()
         elif key is not None:
             self._keep(key, answer)
-        return POSTPROCESSING.outputs_from({"OUTPUT": [text.encode("utf-8", errors="replace")], "OUTPUT_IDS": ids})
+        results = _results(values)
+        return POSTPROCESSING.outputs_from(
+            {"OUTPUT": [text.encode("utf-8", errors="replace")], "OUTPUT_IDS": ids, **result_values(results)}
+        )
+
+    @staticmethod
+    def are_for_nobody(tensors: Mapping[str, np.ndarray]) -> bool:
+        """True for a response that only shows whether the client is still there; nothing is answered to it."""
+        return "RESULTS" in tensors and not any(tensors["RESULTS"].reshape(-1))
 
     def _answer(self, key: int | None, values: Mapping[str, np.ndarray]) -> AnswerText:
         earlier = values.get("EARLIER_IDS", np.zeros(0, np.int32))
@@ -54,3 +65,17 @@ class Texts:
         self._kept[key] = answer
         while len(self._kept) > self._num_kept_answers:
             self._kept.popitem(last=False)
+
+
+def _results(values: Mapping[str, np.ndarray]) -> dict[str, object]:
+    """The results that `tensorrt_llm` sent along; none for callers of `postprocessing` alone."""
+    reason: dict[str, object] = {"finish_reason": values["FINISH_REASON"]} if "FINISH_REASON" in values else {}
+    if "RESULTS" not in values:
+        return reason
+    try:
+        found = json.loads(text_from_bytes("RESULTS", values["RESULTS"][0]))
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise RequestError("'RESULTS' is not what tensorrt_llm gives as answer_results; leave it out.")
+    return found | reason

@@ -1,8 +1,9 @@
 """How `postprocessing` tells `tensorrt_llm` that nobody reads an answer any more.
 
 Triton passes a cancel from an ensemble's client (a cancelled or closed gRPC stream, a closed HTTP stream) on only to requests
-that it makes afterwards: to `postprocessing`, with the next response, never to the running `tensorrt_llm`. So the one that sees
-it sends the answer's key to the process that the key names: a datagram, which waits for nobody and leaves no file behind.
+that it makes afterwards: to `postprocessing`, with the next response, never to the running `tensorrt_llm`. Where no response is
+due, `tensorrt_llm` sends one without results, to which `postprocessing` answers nothing. The one that sees the cancel sends the
+answer's key to the process that the key names: a datagram, which waits for nobody and leaves no file behind.
 """
 
 import os

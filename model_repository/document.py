@@ -21,22 +21,23 @@ furcate adds is marked "added".
    not right, or that fails, ends alone.
 4. Without `stream` there is exactly one response; with it, one for each step that gave tokens, or, with the request
    parameter `response_interval_ms` (0 to 60000), one for all tokens of such a time. The last one has a `finish_reason`.
-5. `postprocessing` makes text. Tokens are read one at a time, so the pieces of a stream make exactly the text of a
-   single response.
+5. `postprocessing` makes text, and gives out what else `tensorrt_llm` found (`answer_results`, one tensor: many small
+   ones would cost the engine's process time). Tokens are read one at a time, so the pieces of a stream make exactly the
+   text of a single response.
 
 ## Good to know
 - **Sampling**: nothing given is greedy, as is `temperature` 0, `top_k` 1, or `top_p` 0 without a `top_k`. `top_k` 0
   is no limit.
 - **Stop words** end the text before themselves, wherever they fall in the tokens.
-- **Cancelling**: a stream ends within about 50 ms, or with its next response, after its client cancels it, closes its
-  gRPC channel or HTTP connection, or dies: `postprocessing` sees that on the next response and tells `tensorrt_llm`.
-  Without `stream` there is no response to see it on: Triton asks whether an ensemble's client is gone only when it
-  starts another step of the ensemble, and every response of a step counts as one of all its outputs, so no hidden
-  response can stand in. Such a request runs to its end, unless a request to `tensorrt_llm` with the parameter
-  `cancel_id` (any input values) names its request id; so does the old contract's `stop` input with the same request id.
-  Who wants one text and yet to be missed asks for a stream with a `response_interval_ms` and joins it: furcate's client
-  does so in `generate`, and sends the `cancel_id` too when it is left, closed, cancelled or past its deadline. Over HTTP
-  `furcate api` takes the same requests (`generate`, `generate_stream`) and ends any whose client leaves, whole or streamed.
+- **Cancelling**: a request ends within about 50 ms after its client cancels it, closes its gRPC channel or dies, whether it
+  streams, waits for one text or still waits in line (with more than five live requests: 10 ms for each of them). Triton
+  asks whether an ensemble's client is gone only when it starts another step of the ensemble, so `tensorrt_llm` sends a
+  response without results now and then, on which `postprocessing` looks, and answers nothing. HTTP streams end with
+  their next response. Of an HTTP client that waits for one text (`generate`) and leaves, Triton itself is not told, so
+  here its request runs to its end; `furcate api` takes the same requests and ends them. Any request is ended by one to
+  `tensorrt_llm` with the parameter `cancel_id` (any input values) that names its request id, and by the old contract's
+  `stop` input with the same request id. furcate's client asks for a stream with a `response_interval_ms` in `generate`,
+  and sends the `cancel_id` too when it is left, closed, cancelled or past its deadline.
 - **Turns**: requests wait for room in the K/V pool in the order they came. The request parameter `priority_level`
   (-100 to 100, larger first, default 0) changes that; `timeout` (microseconds; Triton's own field over gRPC, a parameter
   of `generate`) ends a request that takes longer, with one sentence that begins "Timed out:". `max_waiting_requests` and

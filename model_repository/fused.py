@@ -26,6 +26,9 @@ from furcate.model_repository.text_stream import Decodes
 NUM_REMEMBERED_CANCELS = 4096
 """Cancels that came before their request: so many are remembered, the oldest goes first."""
 
+PROBE_INTERVAL_S = 0.05
+"""How long an answer may send nothing before a response that shows only whether its client is still there."""
+MOST_PROBES_PER_S = 100
 
 SERVER_FAULT = "Server fault:"
 """How the sentences begin that tell of the server's failure, not of the request's."""
@@ -54,6 +57,8 @@ class Turn:
     parameters: Mapping[str, object] = field(default_factory=dict)
     timeout_us: int = 0
     """Triton's own field of the request; 0 is none."""
+    is_in_ensemble: bool = False
+    """True where responses go to `postprocessing`, which sees whether the client is still there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +163,7 @@ class Fused:
             client_id=turn.client_id,
             tokenizer=self._tokenizer,
             response_interval_s=interval_s,
+            is_probed=turn.is_in_ensemble,
         )
         self._answers[turn.key] = answer
         if turn.client_id and self._early_cancels.pop(turn.client_id, "none") is None:
@@ -207,7 +213,7 @@ class Fused:
         if reason is not None:
             self._end(key)
             return Reply(outputs=answer.last_outputs(reason), is_last=True)
-        return Reply(outputs=answer.outputs())
+        return Reply(outputs=answer.outputs(max(PROBE_INTERVAL_S, len(self._answers) / MOST_PROBES_PER_S)))
 
 
 def _failure(error: BaseException) -> str:

@@ -90,7 +90,7 @@ def write_repository(
             },
         ),
         POSTPROCESSING.name: config_message.python_config(
-            POSTPROCESSING, max_batch_size=num_rows, parameters={"engine_dir": relative}
+            POSTPROCESSING, max_batch_size=num_rows, parameters={"engine_dir": relative}, is_decoupled=True
         ),
         ENSEMBLE.name: config_message.ensemble_config(ENSEMBLE, ENSEMBLE_STEPS, max_batch_size=num_rows),
     }

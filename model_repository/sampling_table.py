@@ -1,5 +1,7 @@
 """The inputs that say how a text is chosen, and the counts that come back: shared by `ensemble` and `tensorrt_llm`."""
 
+from collections.abc import Mapping
+
 from furcate.model_repository.io_table import Field
 
 
@@ -165,4 +167,9 @@ RESULT_OUTPUTS: tuple[Field, ...] = (
         meaning="Empty until the last response: end_id, stop, length or cancelled.",
     ),
 )
-"""`tensorrt_llm` and `ensemble` give these under the same names."""
+"""`tensorrt_llm`, `postprocessing` and `ensemble` give these under the same names."""
+
+
+def result_values(results: Mapping[str, object]) -> dict[str, object]:
+    """A value for each of RESULT_OUTPUTS: those given, and for the others zero, or nothing where their size is free."""
+    return {field.name: results.get(field.name, field.filled_in()) for field in RESULT_OUTPUTS}

@@ -113,6 +113,14 @@ PREPROCESSING = ModelTable(
     ),
 )
 
+ANSWER_RESULTS = Field(
+    name="answer_results",
+    dtype="STRING",
+    shape=(1,),
+    is_addition=True,
+    meaning="All the other results of this response in one, for `postprocessing` to give out; empty in a response without any.",
+)
+
 TENSORRT_LLM = ModelTable(
     name="tensorrt_llm",
     inputs=(
@@ -168,6 +176,7 @@ TENSORRT_LLM = ModelTable(
             is_addition=True,
             meaning="stop_texts again: Triton lets postprocessing have them only through this model.",
         ),
+        ANSWER_RESULTS,
     ),
 )
 
@@ -186,6 +195,7 @@ POSTPROCESSING = ModelTable(
             is_addition=True,
         ),
         _optional("FINISH_REASON", "STRING", (1,), "Empty while more is to come.", is_addition=True),
+        _optional("RESULTS", "STRING", (1,), "What `tensorrt_llm` gave as answer_results.", is_addition=True),
         _optional("STOP_TEXTS", "STRING", (-1,), "The text ends before the first of these.", is_addition=True),
     ),
     outputs=(
@@ -197,6 +207,7 @@ POSTPROCESSING = ModelTable(
             is_addition=True,
             meaning="This response's tokens, in one row.",
         ),
+        *(replace(field, is_addition=True) for field in RESULT_OUTPUTS),
     ),
 )
 
@@ -257,7 +268,8 @@ ENSEMBLE_STEPS = (
             "earlier_ids": "_EARLIER_IDS",
             "num_unsearched_ids": "_NUM_UNSEARCHED_IDS",
             "answer_stop_texts": "_STOP_TEXTS",
-            **{field.name: field.name for field in RESULT_OUTPUTS},
+            "finish_reason": "_FINISH_REASON",
+            "answer_results": "_RESULTS",
         },
     ),
     EnsembleStep(
@@ -268,9 +280,14 @@ ENSEMBLE_STEPS = (
             "ANSWER_KEY": "_ANSWER_KEY",
             "EARLIER_IDS": "_EARLIER_IDS",
             "NUM_UNSEARCHED_IDS": "_NUM_UNSEARCHED_IDS",
-            "FINISH_REASON": "finish_reason",
+            "FINISH_REASON": "_FINISH_REASON",
             "STOP_TEXTS": "_STOP_TEXTS",
+            "RESULTS": "_RESULTS",
         },
-        outputs={"OUTPUT": "text_output", "OUTPUT_IDS": "output_token_ids"},
+        outputs={
+            "OUTPUT": "text_output",
+            "OUTPUT_IDS": "output_token_ids",
+            **{field.name: field.name for field in RESULT_OUTPUTS},
+        },
     ),
 )

@@ -24,6 +24,9 @@ from furcate.model_repository.triton_metrics import Metrics
 CANCEL_PARAMETER = "cancel_id"
 """A request with this parameter ends the request that has this id, and generates nothing itself."""
 
+_FOR_CALLERS = ("num_output_tokens", "acceptance_rate")
+"""Outputs that the ensemble does not ask for: it has them in answer_results."""
+
 
 class TritonPythonModel:
     """One instance holds one engine."""
@@ -114,6 +117,7 @@ def _turn(request):
         tensors=tensors,
         parameters=parameters,
         timeout_us=request.timeout(),
+        is_in_ensemble=not set(_FOR_CALLERS) & set(request.requested_output_names()),
     )
 
 
@@ -131,7 +135,7 @@ def _send(request, reply):
     if reply.error is not None:
         sender.send(error_response(reply.error), flags=final)
     elif reply.outputs is not None:
-        sender.send(response(reply.outputs), flags=final)
+        sender.send(response(reply.outputs, request.requested_output_names()), flags=final)
     if not reply.is_last:
         request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
 

@@ -15,9 +15,9 @@ def parameters_of(request):
     return json.loads(request.parameters() or "{}")
 
 
-def response(outputs):
-    """A response with these arrays."""
-    return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in outputs.items()])
+def response(outputs, names=None):
+    """A response with these arrays, or those of them that are named."""
+    return pb_utils.InferenceResponse([pb_utils.Tensor(name, outputs[name]) for name in names or outputs])
 
 
 def error_response(message):

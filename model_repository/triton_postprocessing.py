@@ -10,20 +10,27 @@ from furcate.model_repository.triton_messages import error_response, response, t
 
 
 class TritonPythonModel:
-    """One instance; answers each request once."""
+    """One instance; answers each request once, or not at all where it only shows whether its client is still there."""
 
     def initialize(self, args):
         self._texts = Texts(served_engine(args).tokenizer())
         self._asked = AskedAnswers()
 
     def execute(self, requests):
-        return [self._answer(request) for request in requests]
+        for request in requests:
+            sender = request.get_response_sender()
+            answer = self._answer(request)
+            if answer is not None:
+                sender.send(answer)
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     def _answer(self, request):
         try:
             tensors = tensors_of(request)
             self._report_if_unread(request, tensors)
-            return response(self._texts.outputs(tensors))
+            if self._texts.are_for_nobody(tensors):
+                return None
+            return response(self._texts.outputs(tensors), request.requested_output_names())
         except RequestError as error:
             return error_response(str(error))
         except Exception as error:

@@ -157,6 +157,39 @@ def test_a_cancelled_stream_of_any_client_ends_behind_the_ensemble(tiny_server: 
     assert answers.qsize() < 100
 
 
+@pytest.mark.parametrize("is_cancel", [True, False], ids=["cancelled", "channel closed"])
+def test_a_single_answer_whose_grpc_client_leaves_ends_too(tiny_server: TritonServer, is_cancel: bool) -> None:
+    """Nothing has been sent to it yet: responses without results show `postprocessing` that it is gone."""
+    client = triton.InferenceServerClient(tiny_server.grpc_url.removeprefix("grpc://"))
+    client.start_stream(lambda result, error: None)
+    client.async_stream_infer("ensemble", ensemble_inputs(is_streaming=False))
+    for _ in range(500):
+        if gauge(tiny_server, "furcate_live_requests") == 1:
+            break
+        time.sleep(0.01)
+    assert gauge(tiny_server, "furcate_pages_allocated") > 0
+    if is_cancel:
+        client.stop_stream(cancel_requests=True)
+    else:
+        client._client_stub = None
+        client._channel.close()
+    assert_idle_soon(tiny_server)
+
+
+def test_who_waits_for_a_single_answer_gets_one_response(tiny_server: TritonServer) -> None:
+    answers: queue.Queue[object] = queue.Queue()
+    with triton.InferenceServerClient(tiny_server.grpc_url.removeprefix("grpc://")) as client:
+        client.start_stream(lambda result, error: answers.put(error or result))
+        client.async_stream_infer("ensemble", ensemble_inputs(is_streaming=False))
+        whole = answers.get(timeout=60)
+        client.stop_stream()
+    assert isinstance(whole, triton.InferResult), whole
+    assert whole.as_numpy("output_token_ids").size == whole.as_numpy("num_output_tokens").item() == 390
+    assert whole.as_numpy("finish_reason").item() == b"length"
+    assert answers.empty()
+    assert_idle_soon(tiny_server)
+
+
 @pytest.mark.parametrize("model_name", ["ensemble", "tensorrt_llm"])
 def test_a_closed_http_stream_ends_its_request(tiny_server: TritonServer, model_name: str) -> None:
     of_the_engine = {"input_ids": [5], "input_lengths": 1, "request_output_len": 390, "end_id": -1, "streaming": True}
@@ -184,8 +217,8 @@ def test_a_killed_client_disturbs_nobody_and_its_stream_ends(tiny_server: Triton
     assert_idle_soon(tiny_server)
 
 
-def test_a_single_answer_that_nobody_waits_for_runs_to_its_end(tiny_server: TritonServer) -> None:
-    """What Triton does not tell: without a stream there is no response on which a cancel could be seen."""
+def test_a_single_answer_whose_http_client_leaves_runs_to_its_end(tiny_server: TritonServer) -> None:
+    """Of this client Triton itself is not told; the front end takes the same request, and ends it (test_disconnect.py)."""
     body = json.dumps({"text_input": "Hello", "max_tokens": 200, "end_id": -1}).encode()
     head = f"POST /v2/models/ensemble/generate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
     port = tiny_server.ports.http

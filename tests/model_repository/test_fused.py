@@ -11,7 +11,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from furcate.decoding.scheduler import Scheduler
-from furcate.model_repository import answer
+from furcate.model_repository import answer, fused
 from furcate.model_repository.engine_request import EngineDefaults
 from furcate.model_repository.fused import Fused, Reply, Turn
 
@@ -89,6 +89,30 @@ def test_one_response_or_one_for_each_step_with_the_same_tokens(model: Model) ->
     assert len(tokens_of(replies[1])) == len(tokens_of(replies[2])) == 20
     assert reason_of(replies[1]) == reason_of(replies[2]) == "length"
     model.assert_idle()
+
+
+@pytest.mark.parametrize("is_streaming", [False, True])
+def test_behind_the_ensemble_responses_without_results_show_who_is_still_there(
+    model: Model, monkeypatch: pytest.MonkeyPatch, is_streaming: bool
+) -> None:
+    monkeypatch.setattr(fused, "PROBE_INTERVAL_S", 0.0)
+    monkeypatch.setattr(fused, "MOST_PROBES_PER_S", 1e9)
+    asked = replace(first_turn(1, streaming=is_streaming), parameters={"response_interval_ms": 60_000})
+    alone = [reply.outputs for reply in model.run_all([asked])[1] if reply.outputs]
+    probed = [reply.outputs for reply in model.run_all([replace(asked, is_in_ensemble=True)])[1] if reply.outputs]
+    probes = [outputs for outputs in probed if not outputs["answer_results"].item()]
+    assert len(probes) > 5
+    assert all(outputs["output_ids"].size == 0 and not outputs["finish_reason"].item() for outputs in probes)
+    rest = [outputs for outputs in probed if outputs["answer_results"].item()]
+    assert [outputs["output_ids"].tolist() for outputs in rest] == [outputs["output_ids"].tolist() for outputs in alone]
+    model.assert_idle()
+
+
+def test_many_live_requests_are_asked_for_less_often(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "PROBE_INTERVAL_S", 0.0)
+    monkeypatch.setattr(fused, "MOST_PROBES_PER_S", 1e-9)
+    replies = model.run_all([replace(first_turn(1, streaming=False), is_in_ensemble=True)])[1]
+    assert len([reply for reply in replies if reply.outputs]) == 1
 
 
 def test_a_stream_s_tokens_are_gathered_for_the_time_it_asks_for(model: Model) -> None:

@@ -50,7 +50,7 @@ def responses(
         if reason is not None:
             scheduler.cancel(0)
             return [*found, answer.last_outputs(reason)]
-        outputs = answer.outputs()
+        outputs = answer.outputs(probe_interval_s=60)
         if outputs is not None:
             found.append(outputs)
 
