@@ -4,7 +4,7 @@
 
 SmolLM2-135M-Instruct is the directory that `furcate example` writes. Engines that are not there yet are built (bfloat16). Every
 method continues the same prompts at temperature 0 and 1, one at a time and eight together; a speed is a ratio to plain decoding
-in the same setting, which runs before and after. Prints docs/methods.md's figures and writes benchmarks/results/methods.json.
+in the same setting, which runs right before and right after it. Prints docs/methods.md's figures and writes benchmarks/results/methods.json.
 """
 
 import json
@@ -159,16 +159,15 @@ def compare_methods(options: Options) -> Iterator[Figures]:
                 methods = [m for m in chosen if m.head == head and not (temperature == 0 and m.is_sampled_only)]
                 run(plain, texts[:batch], batch, {**sampling, "max_tokens": 4})
                 before = tokens_a_second(run(plain, texts, batch, sampling))
-                runs = []
                 for method in methods:
                     tree = parse_trees(method.tree, manifest.heads)
                     acceptance = Acceptance(method.acceptance)
                     scheduler = Scheduler(executor, tree, acceptance, is_adaptive=method.is_adaptive)
                     run(scheduler, texts[:batch], batch, {**sampling, "max_tokens": 4})
-                    runs.append(run(scheduler, texts, batch, sampling))
-                speed = (before + tokens_a_second(run(plain, texts, batch, sampling))) / 2
-                for method, done in zip(methods, runs, strict=True):
-                    yield figures_of(method, (temperature, batch), done, speed)
+                    done = run(scheduler, texts, batch, sampling)
+                    after = tokens_a_second(run(plain, texts, batch, sampling))
+                    yield figures_of(method, (temperature, batch), done, (before + after) / 2)
+                    before = after
 
 
 def figures_of(

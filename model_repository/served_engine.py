@@ -7,6 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from furcate.builder.errors import EngineMismatch
+from furcate.model_repository.staged_tables import STAGES
+from furcate.model_repository.tables import POSTPROCESSING, PREPROCESSING, TENSORRT_LLM
+
+_TABLES = {table.name: table for table in (PREPROCESSING, TENSORRT_LLM, POSTPROCESSING, *STAGES)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +44,12 @@ def tokenizer_in(directory: Path) -> Any:
 def served_engine(model_args: Mapping[str, str]) -> ServedEngine:
     """The engine named by the `engine_dir` parameter of a model's config, a path relative to the repository.
 
-    `model_args` is what Triton hands to `initialize`. Raises EngineMismatch when there is no engine there.
+    `model_args` is what Triton hands to `initialize`. Raises EngineMismatch when there is no engine there, or when the config was
+    written by another version of furcate.
     """
-    parameters = json.loads(model_args["model_config"])["parameters"]
+    config = json.loads(model_args["model_config"])
+    _check_config(config)
+    parameters = config["parameters"]
     model_dir = Path(model_args["model_repository"])
     path = (model_dir.parent / parameters["engine_dir"]["string_value"]).resolve()
     try:
@@ -58,3 +65,14 @@ def served_engine(model_args: Mapping[str, str]) -> ServedEngine:
             f"No engine can be read at '{path}' ({type(error).__name__}: {error}); move the engine back beside the"
             " repository, or write the repository anew with build_engine."
         ) from None
+
+
+def _check_config(config: Mapping[str, Any]) -> None:
+    """Raises EngineMismatch when a model's inputs and outputs are not those that this code reads and gives."""
+    table = _TABLES[config["name"]]
+    for kind, fields in (("input", table.inputs), ("output", table.outputs)):
+        if {tensor["name"] for tensor in config[kind]} != {field.name for field in fields}:
+            raise EngineMismatch(
+                f"The repository's model '{table.name}' was written by another version of furcate (its {kind}s differ); write the"
+                " repository anew with build_engine."
+            )
