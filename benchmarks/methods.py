@@ -4,7 +4,7 @@
 
 SmolLM2-135M-Instruct is the directory that `furcate example` writes. Engines that are not there yet are built (bfloat16). Every
 method continues the same prompts at temperature 0 and 1, one at a time and eight together; a speed is a ratio to plain decoding
-in the same setting, which runs right before and right after it. Prints docs/methods.md's figures and writes benchmarks/results/methods.json.
+in the same setting, right before and right after it. Prints docs/methods.md's figures, and writes benchmarks/results/methods.json.
 """
 
 import json
