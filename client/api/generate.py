@@ -21,8 +21,9 @@ from furcate.client.options import tensor_from_value
 from furcate.model_repository.io_table import Field
 from furcate.model_repository.tables import ENSEMBLE
 
-PARAMETERS = ("priority_level", "timeout")
-"""Whole numbers that may go beside the inputs: who comes first, and microseconds until the server gives up."""
+PARAMETERS = ("priority_level", "timeout", "response_interval_ms")
+"""Whole numbers that may go beside the inputs: who comes first, microseconds until the server gives up, and for how long a
+stream's tokens are gathered."""
 LARGEST_PARAMETER = 2**63 - 1
 _NO_SEQUENCE = {"sequence_id": 0, "sequence_start": False, "sequence_end": False}
 """What Triton says of every request that belongs to none."""

@@ -64,6 +64,9 @@ def test_a_stream_is_the_answer_in_pieces_and_ends_without_a_word(http: httpx2.C
     assert "".join(event["text_output"] for event in events) == whole["text_output"]
     assert all(event["id"] == "mine" for event in events)
     assert [event["finish_reason"] for event in events if event["finish_reason"]] == ["length"]
+    gathered = {**BODY, "stream": True, "parameters": {"response_interval_ms": 60_000}}
+    (only,) = events_of(http.post(f"{GENERATE}_stream", json=gathered).text)
+    assert only["text_output"] == whole["text_output"]
 
 
 REFUSED = [
@@ -89,7 +92,10 @@ REFUSED = [
     ({**BODY, "stream": True}, "'stream' is true; use generate_stream."),
     ({**BODY, "id": 3}, "'id' is no string."),
     ({**BODY, "parameters": 3}, "'parameters' is no object."),
-    ({**BODY, "parameters": {"x": 1}}, "'parameters' has 'x'; it may have priority_level and timeout."),
+    (
+        {**BODY, "parameters": {"x": 1}},
+        "'parameters' has 'x'; it may have: priority_level, timeout, response_interval_ms.",
+    ),
     ({**BODY, "parameters": {"timeout": 0.5}}, "'timeout' is no whole number."),
     ([BODY], f"The body is {json.dumps([BODY], separators=(',', ':'))}; it must be a JSON object."),
 ]
