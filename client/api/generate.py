@@ -61,10 +61,10 @@ def _parameters(value: object) -> dict[str, int]:
         raise ApiError(400, "'parameters' is no object.", param="parameters", code="invalid_value")
     for name, number in value.items():
         if name not in PARAMETERS:
-            allowed = " and ".join(PARAMETERS)
+            allowed = ", ".join(PARAMETERS)
             raise ApiError(
                 400,
-                f"'parameters' has '{name[:100]}'; it may have {allowed}.",
+                f"'parameters' has '{name[:100]}'; it may have: {allowed}.",
                 param="parameters",
                 code="unknown_field",
             )
