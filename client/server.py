@@ -1,6 +1,7 @@
 """Starts the real tritonserver on a repository, knows when it is ready, and keeps it going: see also `Supervisor`."""
 
 import json
+import os
 import shutil
 import tempfile
 import time
@@ -22,6 +23,9 @@ from furcate.model_repository.supervision import DRAIN_FILE, JSON_LOG
 
 EXIT_TIMEOUT_S = 5
 """How long Triton waits at its end for what is still open; then it goes."""
+KEEPING_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
+"""glibc's settings for the server and its models: memory that a step took is kept for the next, neither given back nor asked for
+again. What is resident rises to what the largest steps need, and stays there."""
 READY_POLL_S = 0.05
 DRAIN_POLL_S = 0.1
 
@@ -143,7 +147,8 @@ class TritonServer:
         self._wait_until_ready(self._process, log_start)
 
     def _environment(self) -> dict[str, str]:
-        environment = {**self._installation.environment, DRAIN_FILE: str(self._drain_file)}
+        own = {name: value for name, value in KEEPING_MEMORY.items() if name not in os.environ}
+        environment = {**own, **self._installation.environment, DRAIN_FILE: str(self._drain_file)}
         if self.config.json_log is not None:
             environment[JSON_LOG] = str(self.config.json_log.resolve())
         return environment
