@@ -18,8 +18,11 @@ FIRST_GAIN = 1.0
 LEARNING_RATE = 0.4
 SMALL_SHARE = 0.75
 """What a small tree has accepted, as a share of the whole tree's."""
-PAYMENT = 0.01
-"""What a plain step pays back of a debt, in plain steps: so much of the time trees may lose where nothing is ever accepted."""
+FIRST_PAYMENT, LEAST_PAYMENT, MOST_PAYMENT = 0.03, 0.01, 0.08
+"""What a plain step pays back of a debt, in plain steps: the least is what trees may lose of the time where nothing is ever
+accepted."""
+RISE, FALL = 1.5, 0.85
+"""Of the payment, after a try that was worth it and after one that was not: it rises where more than three in ten are."""
 MOST_DEBT = 1.0
 """Of a sequence, in plain steps."""
 
@@ -46,10 +49,22 @@ class Luck:
         self.debt = min(max(self.debt + cost - 1 - num_accepted, 0.0), MOST_DEBT)
         self.num_plain = 0
 
-    def learn_plain(self) -> None:
-        """Takes in a step without a tree."""
-        self.debt = max(self.debt - PAYMENT, 0.0)
+    def learn_plain(self, payment: float) -> None:
+        """Takes in a step without a tree, which pays so much of the debt back."""
+        self.debt = max(self.debt - payment, 0.0)
         self.num_plain += 1
+
+
+@dataclass(kw_only=True)
+class Confidence:
+    """How soon trees are tried again, for all sequences of an engine: sooner where such tries have lately been worth it."""
+
+    payment: float = FIRST_PAYMENT
+
+    def learn(self, num_accepted: int) -> None:
+        """Takes in what was accepted of a tree that was tried after plain steps."""
+        self.payment *= RISE if num_accepted > 0 else FALL
+        self.payment = min(max(self.payment, LEAST_PAYMENT), MOST_PAYMENT)
 
 
 @dataclass(frozen=True, kw_only=True)
