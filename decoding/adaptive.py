@@ -20,7 +20,7 @@ from furcate.decoding.executors.executor import EngineExecutor
 from furcate.decoding.pass_times import PassTimes, interpolated, measure_passes
 from furcate.decoding.sequence import Sequence
 from furcate.decoding.step import Step, StepResult
-from furcate.decoding.tree_budget import Confidence, Luck, best_rungs, rungs_of, smaller_tree, step_table
+from furcate.decoding.tree_budget import Luck, best_rungs, rungs_of, smaller_tree, step_table
 
 MEASURED_SIZES = (1, 4, 8, 16, 32, 128)
 """Nodes of the passes that are timed; a batch of 32 small trees has about as many as the last."""
@@ -66,7 +66,6 @@ class Ladder:
         self.steps = (plain, small, whole)
         self.rungs = rungs_of(tree)
         self.reckon_with(_recorded_times(executor) or _measured_times(executor, whole.proposer, tree))
-        self.confidence = Confidence()
         self.lucks: dict[int, Luck] = {}
         """By request, what is known of it."""
         self.unseen: dict[int, Unseen] = {}
@@ -101,11 +100,9 @@ class Ladder:
             if rung > 0:
                 catching_up = interpolated(self.times.draft_ms, luck.num_plain) if luck.num_plain else 0.0
                 cost = self._step_ms[rung][batch] / self._step_ms[0][batch] + catching_up / self._step_ms[0][1]
-                if luck.num_plain > 0:
-                    self.confidence.learn(counts[row] - 1)
                 luck.learn(counts[row] - 1, self.rungs[rung].share, cost)
                 continue
-            luck.learn_plain(self.confidence.payment)
+            luck.learn_plain()
             if request_id not in self.unseen:
                 self.unseen[request_id] = Unseen(start=sequence.cache_length, token_ids=[_root(sequence)])
             unseen = self.unseen[request_id]

@@ -18,7 +18,7 @@ FIRST_GAIN = 1.0
 LEARNING_RATE = 0.4
 SMALL_SHARE = 0.75
 """What a small tree has accepted, as a share of the whole tree's."""
-FIRST_PAYMENT, LEAST_PAYMENT, MOST_PAYMENT = 0.03, 0.01, 0.08
+FIRST_PAYMENT, LEAST_PAYMENT, MOST_PAYMENT = 0.02, 0.01, 0.08
 """What a plain step pays back of a debt, in plain steps: the least is what trees may lose of the time where nothing is ever
 accepted."""
 RISE, FALL = 1.5, 0.85
@@ -37,6 +37,8 @@ class Luck:
     """What trees lost against plain decoding and plain steps have not paid back, in plain steps."""
     num_plain: int = 0
     """Plain steps since the last tree."""
+    payment: float = FIRST_PAYMENT
+    """What a plain step pays back. The sequence's own: what others have accepted must not cost it time."""
 
     @property
     def hoped_gain(self) -> float:
@@ -45,26 +47,17 @@ class Luck:
 
     def learn(self, num_accepted: int, share: float, cost: float) -> None:
         """Takes in what a tree had accepted; `cost` is its step's time, its drafter's catching up included, in plain steps."""
+        if self.num_plain > 0:
+            self.payment *= RISE if num_accepted > 0 else FALL
+            self.payment = min(max(self.payment, LEAST_PAYMENT), MOST_PAYMENT)
         self.gain += LEARNING_RATE * (num_accepted / share - self.gain)
         self.debt = min(max(self.debt + cost - 1 - num_accepted, 0.0), MOST_DEBT)
         self.num_plain = 0
 
-    def learn_plain(self, payment: float) -> None:
-        """Takes in a step without a tree, which pays so much of the debt back."""
-        self.debt = max(self.debt - payment, 0.0)
+    def learn_plain(self) -> None:
+        """Takes in a step without a tree."""
+        self.debt = max(self.debt - self.payment, 0.0)
         self.num_plain += 1
-
-
-@dataclass(kw_only=True)
-class Confidence:
-    """How soon trees are tried again, for all sequences of an engine: sooner where such tries have lately been worth it."""
-
-    payment: float = FIRST_PAYMENT
-
-    def learn(self, num_accepted: int) -> None:
-        """Takes in what was accepted of a tree that was tried after plain steps."""
-        self.payment *= RISE if num_accepted > 0 else FALL
-        self.payment = min(max(self.payment, LEAST_PAYMENT), MOST_PAYMENT)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,11 +23,11 @@ from furcate.decoding.scheduler import Scheduler
 from furcate.decoding.tree_budget import (
     FALL,
     FIRST_GAIN,
+    FIRST_PAYMENT,
     LEAST_PAYMENT,
     MOST_DEBT,
     MOST_PAYMENT,
     RISE,
-    Confidence,
     Luck,
     best_rungs,
     rungs_of,
@@ -52,7 +52,7 @@ def chosen_for(times: PassTimes, gains: list[float]) -> list[int]:
 def lost_share(times: PassTimes, batch: int, num_tokens: int) -> float:
     """The time that a text whose trees are never accepted takes beyond plain decoding, as a share of that."""
     table = step_table(RUNGS, times, batch)
-    lucks, confidence = [Luck() for _ in range(batch)], Confidence()
+    lucks = [Luck() for _ in range(batch)]
     spent = 0.0
     for _ in range(num_tokens):
         rungs = best_rungs(RUNGS, table, [luck.hoped_gain for luck in lucks])
@@ -60,10 +60,8 @@ def lost_share(times: PassTimes, batch: int, num_tokens: int) -> float:
         for luck, rung in zip(lucks, rungs, strict=True):
             rows = rungs.count(rung)
             if rung == 0:
-                luck.learn_plain(confidence.payment)
+                luck.learn_plain()
             else:
-                if luck.num_plain > 0:
-                    confidence.learn(0)
                 luck.learn(0, RUNGS[rung].share, table[rung][rows] / table[0][rows])
     return spent / (num_tokens * table[0][batch]) - 1
 
@@ -78,13 +76,13 @@ def test_text_that_is_never_predicted_costs_at_most_a_twentieth_more(times, batc
 
 
 def test_what_is_accepted_often_gets_the_whole_tree_and_hope_returns_when_the_debt_is_paid():
-    lucky, unlucky = Luck(gain=3.5), Luck(gain=0.0, debt=0.1, num_plain=1)
+    lucky, unlucky = Luck(gain=3.5), Luck(gain=0.0, debt=0.1, num_plain=1, payment=0.02)
     assert chosen_for(MEMORY_BOUND, [lucky.hoped_gain]) == [2]
     assert chosen_for(MEMORY_BOUND, [unlucky.hoped_gain]) == [0]
     num_steps = 0
     while unlucky.debt > 0:
         assert unlucky.hoped_gain == 0.0
-        unlucky.learn_plain(0.02)
+        unlucky.learn_plain()
         num_steps += 1
     assert num_steps in (5, 6)
     assert unlucky.hoped_gain == FIRST_GAIN
@@ -92,16 +90,22 @@ def test_what_is_accepted_often_gets_the_whole_tree_and_hope_returns_when_the_de
 
 
 def test_tries_come_sooner_where_they_are_worth_it_and_later_where_not():
-    confidence = Confidence()
-    for _ in range(20):
-        confidence.learn(0)
-    assert confidence.payment == LEAST_PAYMENT
-    for number in range(60):
-        confidence.learn(int(number % 2 == 0))
-    assert confidence.payment >= MOST_PAYMENT * FALL
-    for number in range(200):
-        confidence.learn(int(number % 5 == 0))
-    assert confidence.payment <= LEAST_PAYMENT * RISE
+    luck = Luck()
+    for number in range(20):
+        luck.learn(number % 2, 1.0, cost=1.2)
+    assert luck.payment == FIRST_PAYMENT, "trees that follow trees are no tries"
+
+    def tries(*accepted):
+        for count in accepted:
+            luck.learn_plain()
+            luck.learn(count, 1.0, cost=1.2)
+
+    tries(*[0] * 20)
+    assert luck.payment == LEAST_PAYMENT
+    tries(*[1, 0] * 30)
+    assert luck.payment >= MOST_PAYMENT * FALL
+    tries(*[1, 0, 0, 0, 0] * 40)
+    assert luck.payment <= LEAST_PAYMENT * RISE
 
 
 def test_a_debt_is_what_trees_lost_and_is_bounded():
