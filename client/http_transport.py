@@ -1,6 +1,7 @@
 """Calls over HTTP: Triton's generate (one response) and generate_stream (server-sent events)."""
 
 import json
+import math
 from collections.abc import AsyncIterator
 
 import httpx2
@@ -63,8 +64,7 @@ def _body(call: Call) -> bytes:
     """Triton's JSON: inputs by name, a single value bare; the batch dimension is left out. RequestError when it is too long."""
     body: dict[str, object] = {"id": call.request_id}
     for name, array in call.tensors.items():
-        values = [item.decode() if isinstance(item, bytes) else item for item in array.reshape(-1).tolist()]
-        body[name] = values[0] if len(values) == 1 else values
+        body[name] = flat_value(array)
     if call.parameters:
         body["parameters"] = dict(call.parameters)
     text = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
@@ -73,6 +73,13 @@ def _body(call: Call) -> bytes:
             f"The request has {len(text)} bytes as JSON, and over HTTP {MAX_BODY_BYTES} are allowed; use grpc://."
         )
     return text
+
+
+def flat_value(array: np.ndarray) -> object:
+    """A tensor as Triton's JSON has it: a single value bare, else a flat list; null where a number is not finite."""
+    items = [item.decode() if isinstance(item, bytes) else item for item in array.reshape(-1).tolist()]
+    values = [None if isinstance(item, float) and not math.isfinite(item) else item for item in items]
+    return values[0] if len(values) == 1 else values
 
 
 def _error_text(content: bytes, status: int) -> str:

@@ -5,7 +5,6 @@ client has left. Here a client that leaves ends its answer, whatever it speaks.
 """
 
 import json
-import math
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from furcate.builder.errors import ServerError
 from furcate.client.api.errors import ApiError
 from furcate.client.api.reading import read_object
 from furcate.client.async_client import AsyncClient
+from furcate.client.http_transport import flat_value
 from furcate.client.options import tensor_from_value
 from furcate.model_repository.io_table import Field
 from furcate.model_repository.tables import ENSEMBLE
@@ -99,15 +99,8 @@ def _json(outputs: Mapping[str, np.ndarray], request_id: str | None) -> str:
     body |= {"model_name": ENSEMBLE.name, "model_version": "1", **_NO_SEQUENCE}
     for each in ENSEMBLE.outputs:
         if each.name in outputs:
-            values = [_value(item) for item in outputs[each.name].reshape(-1).tolist()]
-            body[each.name] = values[0] if len(values) == 1 else values
+            body[each.name] = flat_value(outputs[each.name])
     return json.dumps(body, ensure_ascii=False, allow_nan=False)
-
-
-def _value(item: object) -> object:
-    if isinstance(item, bytes):
-        return item.decode()
-    return None if isinstance(item, float) and not math.isfinite(item) else item
 
 
 def request_schema(*, is_streaming: bool) -> dict[str, Any]:
